@@ -1,0 +1,46 @@
+"""The full cache without scores: PyTorch's fused attention over everything seen so far."""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from h2o_lab.attention.state import LayerState
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: LayerState,
+    *,
+    scale: float,
+    valid: torch.Tensor,
+    static: torch.Tensor | None,
+) -> torch.Tensor:
+    """See `h2o_lab.attention.executors.attend`; the state must have no cap, and gets no scores."""
+    first = state.width == 0
+    order = valid.long().cumsum(dim=1)
+    right_padded = bool((valid[:, :-1] >= valid[:, 1:]).all())
+    _append(state, k, v, valid, order)
+    grouped = q.shape[1] != k.shape[1]
+    if first and right_padded:
+        # padding lies behind every real query, so causality hides it
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    width = state.width
+    positions = state.positions[:, :, :width]
+    query_position = (state.seen.to(order.device)[:, None] - order[:, -1:] + order - 1)[:, None, :, None]
+    visible = (positions[:, :1, None, :] <= query_position) & (positions[:, :1, None, :] >= 0)
+    visible = visible | ~valid[:, None, :, None]  # a padding row sees anything, so that it is not NaN
+    return scaled_dot_product_attention(
+        q, state.keys[:, :, :width], state.values[:, :, :width], attn_mask=visible, scale=scale, enable_gqa=grouped
+    )
+
+
+def _append(state: LayerState, k, v, valid: torch.Tensor, order: torch.Tensor) -> None:
+    state.reserve(int((state.seen + order[:, -1].cpu()).max()))
+    seen = state.seen.to(order.device)
+    rows, columns = valid.nonzero(as_tuple=True)
+    slots = seen[rows] + order[rows, columns] - 1
+    state.keys[rows, :, slots] = k[rows, :, columns]
+    state.values[rows, :, slots] = v[rows, :, columns]
+    state.positions[rows, :, slots] = slots[:, None].expand(-1, k.shape[1]).int()
+    state.seen = state.seen + order[:, -1].cpu()

@@ -1,0 +1,77 @@
+"""The one primitive, `attend`, and the choice of who executes it."""
+
+from collections.abc import Callable
+
+import torch
+
+from h2o_lab.attention import dense, reference
+from h2o_lab.attention.state import LayerState
+from h2o_lab.errors import UserError
+
+EXECUTORS = ("auto", "reference", "numba")
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: LayerState,
+    *,
+    scale: float,
+    valid: torch.Tensor | None = None,
+    static: torch.Tensor | None = None,
+    executor: str = "auto",
+) -> torch.Tensor:
+    """Feed T new tokens to a layer one after the other: evict, insert, attend, account.
+
+    For each token at absolute position t of its sequence: (1) if a head already holds k entries, the
+    unprotected one with the smallest priority is removed; (2) the token takes a slot, with score 0; (3) its
+    queries attend to the entries now held; (4) each entry's score grows by the probability it received,
+    reduced over the query heads of the group, in float32. So no query ever sees more than k entries. This is
+    Algorithm 1 of the paper with the eviction at the start of the next step.
+
+    Args:
+        q: [B, Hq, T, D], query heads of one KV head side by side (Hq = H * G).
+        k, v: [B, H, T, D] of the new tokens.
+        state: the layer's cache; changed in place.
+        scale: factor on the dot products.
+        valid: bool [B, T]; False marks padding, which is never inserted, scored or counted (its output is
+            arbitrary). None for no padding.
+        static: float32 [B, H, T], priorities of the new tokens where the state ranks by them.
+        executor: one of `EXECUTORS`; `auto` is numba on the CPU and the reference elsewhere.
+
+    Returns:
+        [B, Hq, T, D] in q's dtype.
+
+    Raises:
+        UserError: the executor is unknown, or cannot run on this device.
+    """
+    if valid is None:
+        valid = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
+    run = _choose(executor, q.device, state)
+    if not state.caps.bounded:
+        state.reserve(int((state.seen + valid.sum(dim=1).cpu()).max()))
+    return run(q, k, v, state, scale=scale, valid=valid, static=static)
+
+
+def check_executor(name: str, device: torch.device) -> None:
+    """Refuse an executor that is unknown or does not run on a device.
+
+    Raises:
+        UserError: says which are allowed.
+    """
+    if name not in EXECUTORS:
+        raise UserError(f"executor={name} is unknown: it must be one of {', '.join(EXECUTORS)}.")
+    if name == "numba" and device.type != "cpu":
+        raise UserError(f"executor=numba runs on the CPU, and the model is on {device}: use auto or reference.")
+
+
+def _choose(name: str, device: torch.device, state: LayerState) -> Callable[..., torch.Tensor]:
+    check_executor(name, device)
+    if name == "auto" and not state.caps.bounded and not state.policy.needs_scores:
+        return dense.attend
+    if name == "numba" or (name == "auto" and device.type == "cpu"):
+        from h2o_lab.attention import compiled
+
+        return compiled.attend
+    return reference.attend

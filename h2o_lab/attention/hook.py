@@ -1,0 +1,120 @@
+"""Where models meet the primitive: transformers' attention and mask registries, for the time of a context.
+
+No model's forward is copied or patched: any model whose attention goes through the registries works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from h2o_lab.attention.cache import LAYER
+from h2o_lab.errors import UserError
+
+NAME = "h2o_lab"
+
+
+@contextmanager
+def eviction_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend through the `EvictionCache` it is given, until the context ends.
+
+    Example:
+        >>> cache = EvictionCache(model.config.num_hidden_layers, H2O(), Budget(fraction=0.2))
+        >>> with eviction_attention(model):
+        ...     model.generate(**inputs, past_key_values=cache)
+
+    Raises:
+        UserError: the model's attention cannot be replaced, or has a feature that eviction does not cover.
+    """
+    check_model(model.config)
+    before = model.config._attn_implementation
+    attention, masks = ALL_ATTENTION_FUNCTIONS._global_mapping, ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    registered = NAME in attention
+    attention[NAME], masks[NAME] = _attention, _padding
+    try:
+        try:
+            model.set_attn_implementation(NAME)
+        except (ValueError, AttributeError) as error:
+            raise UserError(
+                f"{type(model).__name__} does not let its attention be replaced ({error}); models whose attention "
+                "goes through transformers' attention interface do, for example OPT, LLaMA and GPT-NeoX."
+            ) from error
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        if not registered:
+            attention.pop(NAME, None)
+            masks.pop(NAME, None)
+
+
+def check_model(config: PretrainedConfig) -> None:
+    """Refuse models with attention that the primitive does not compute.
+
+    Raises:
+        UserError: names the feature.
+    """
+    text = config.get_text_config(decoder=True)
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    if kinds != {"full_attention"} or (windowed and not getattr(text, "layer_types", None)):
+        raise UserError(
+            f"{config.model_type} mixes full attention with sliding or linear layers: eviction policies are "
+            "defined for models whose layers all attend in full."
+        )
+
+
+def position_limit(config: PretrainedConfig) -> int | None:
+    """Longest text of a model with a learned position table, in tokens; None for rotary and ALiBi models."""
+    text = config.get_text_config(decoder=True)
+    rotary = getattr(text, "rope_parameters", None) or getattr(text, "rotary_dim", None)
+    if rotary or getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
+        return None
+    return getattr(text, "max_position_embeddings", None)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    layer = getattr(key, LAYER, None)
+    if layer is None:
+        raise UserError("eviction needs an EvictionCache: pass one to the model as past_key_values.")
+    if kwargs.get("softcap") is not None:
+        raise UserError(f"{type(module).__name__} caps its logits, which eviction policies do not cover.")
+    if query.requires_grad:
+        raise UserError("eviction is for inference only: call the model under torch.no_grad().")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return layer.attend(query, key, value, scale, attention_mask).transpose(1, 2).contiguous(), None
+
+
+def _padding(
+    *,
+    q_length: int,
+    q_offset: int,
+    attention_mask: torch.Tensor | None = None,
+    config: PretrainedConfig | None = None,
+    **kwargs,
+) -> torch.Tensor | None:
+    """bool [B, q_length] of the new columns that are tokens, or None where all are; no T x T mask."""
+    limit = position_limit(config) if config is not None else None
+    if limit is not None:
+        tokens = q_offset + q_length if attention_mask is None else int(attention_mask.sum(dim=-1).max())
+        if tokens > limit:
+            raise UserError(
+                f"the text has {tokens} tokens and the model's position table has {limit}: shorten the text, "
+                "or choose a rotary model."
+            )
+    if attention_mask is None:
+        return None
+    valid = attention_mask[:, -q_length:].bool()
+    return None if valid.all() else valid
