@@ -108,10 +108,14 @@ class EvictionCache(Cache):
         return state.seen if state is not None else torch.zeros(0, dtype=torch.int64)
 
     @property
-    def kv_bytes(self) -> tuple[int, int]:
-        """Bytes of keys and values over all layers: (resident, reserved)."""
-        sizes = [layer.state.kv_bytes for layer in self.layers if layer.state is not None]
-        return sum(s[0] for s in sizes), sum(s[1] for s in sizes)
+    def kv_bytes_resident(self) -> torch.Tensor:
+        """int64 [B], bytes of keys and values that each sequence holds, over all layers."""
+        return sum(layer.state.kv_bytes_resident for layer in self.layers if layer.state is not None)
+
+    @property
+    def kv_bytes_reserved(self) -> int:
+        """Bytes allocated for keys and values, over all layers."""
+        return sum(layer.state.kv_bytes_reserved for layer in self.layers if layer.state is not None)
 
     def crop(self, tokens_to_remove: int) -> None:
         raise UserError("an evicting cache cannot be cropped (assisted decoding): evicted tokens are gone.")

@@ -19,7 +19,7 @@ from h2o_lab.policies import Priority
 ACCUMULATED, MEAN, LAST, STATIC = (int(p) for p in Priority)
 FAST = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}
 NOWHERE = -1
-FAR = np.int32(2**31 - 1)
+FAR = 2**31 - 1
 
 
 def run(weights, positions, scores, ranks, slots, state: LayerState, valid, held: int) -> None:
@@ -120,16 +120,14 @@ def _victim(end, positions, values, offset, newest, sink):
     for i in range(end):
         open_ = (offset[i] == 0) & (positions[i] <= newest) & (positions[i] >= sink)
         smallest = _smaller(values[i] if open_ else np.float32(np.inf), smallest)
-    oldest = FAR
+    oldest = np.int32(FAR)
     for i in range(end):
         open_ = (offset[i] == 0) & (positions[i] <= newest) & (positions[i] >= sink)
-        position = positions[i] if open_ & (values[i] <= smallest) else FAR
-        oldest = position if position < oldest else oldest
-    at = FAR
+        oldest = min(oldest, positions[i] if open_ & (values[i] <= smallest) else np.int32(FAR))
+    at = np.int32(0)
     for i in range(end):
-        here = np.int32(i) if (positions[i] == oldest) & (offset[i] == 0) else FAR
-        at = here if here < at else at
-    return min(at, end - 1)  # end - 1 only where the model's numbers are NaN
+        at = max(at, np.int32(i) if (positions[i] == oldest) & (offset[i] == 0) else np.int32(0))
+    return at
 
 
 @numba.njit(fastmath=FAST, cache=True)

@@ -123,19 +123,22 @@ class LayerState:
         return int(self.held.max())
 
     @property
-    def kv_bytes(self) -> tuple[int, int]:
-        """Bytes of keys and values: (resident, held by entries; reserved, allocated)."""
-        heads = self.keys.shape[1]
+    def kv_bytes_resident(self) -> torch.Tensor:
+        """int64 [B], bytes of the keys and values that each sequence holds."""
         entry = (self.keys.shape[-1] + self.values.shape[-1]) * self.keys.element_size()
-        resident = int(self.held.sum()) * heads * entry
-        return resident, self.keys.nbytes + self.values.nbytes
+        return self.held * (self.keys.shape[1] * entry)
+
+    @property
+    def kv_bytes_reserved(self) -> int:
+        """Bytes allocated for keys and values of the whole batch."""
+        return self.keys.nbytes + self.values.nbytes
 
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` entries per head where there is no cap (capacity doubles)."""
+        """Make room for `slots` entries per head where there is no cap (capacity grows by a quarter at least)."""
         have = self.keys.shape[2]
         if slots <= have:
             return
-        more = max(slots, 2 * have) - have
+        more = max(slots, have + have // 4) - have
         self.keys = _grow(self.keys, more, 0)
         self.values = _grow(self.values, more, 0)
         self.positions = _grow(self.positions, more, EMPTY)

@@ -1,0 +1,103 @@
+"""What can be wrong with a run, said before anything slow starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import OmegaConf
+
+from h2o_lab.config import Config
+from h2o_lab.errors import UserError
+from h2o_lab.policies import Budget, Policy
+
+POSITIONS = ("original",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked run: the policy and its budget (None for the full cache)."""
+
+    policy: Policy
+    budget: Budget | None
+
+
+def check(cfg: Config) -> Plan:
+    """Check everything that needs no weights and no data.
+
+    Raises:
+        UserError: names the key, its value and what is allowed.
+    """
+    from h2o_lab.results.trackers import check_tracker
+
+    _check_numbers(cfg)
+    _check_words(cfg)
+    check_tracker(cfg.tracker)
+    policy = build_policy(cfg.policy)
+    budget = None
+    if policy.evicts or cfg.budget is not None or cfg.budget_tokens is not None:
+        budget = Budget(cfg.budget, cfg.budget_tokens, cfg.budget_base)
+    if budget is not None and budget.tokens is not None:
+        policy.check_tokens(budget.tokens)
+    _check_model(cfg)
+    return Plan(policy, budget if policy.evicts else None)
+
+
+def build_policy(cfg) -> Policy:
+    """Instantiate the policy that a `conf/policy` YAML describes.
+
+    Raises:
+        UserError: the class cannot be found, or a field is wrong.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        policy = instantiate(cfg)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        first = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"policy {OmegaConf.to_container(cfg)} cannot be built: {first}") from error
+    if not isinstance(policy, Policy):
+        raise UserError(f"policy must name a class derived from h2o_lab.policies.Policy, and is {cfg!r}.")
+    return policy
+
+
+def _check_numbers(cfg: Config) -> None:
+    for key, value, least in (
+        ("task.num_fewshot", cfg.task.num_fewshot, 0),
+        ("task.limit", cfg.task.limit, 1),
+        ("task.batch_tokens", cfg.task.batch_tokens, 1),
+        ("seed", cfg.seed, 0),
+    ):
+        if value is not None and value < least:
+            raise UserError(f"{key}={value} is out of range: it must be {least} or more.")
+
+
+def _check_words(cfg: Config) -> None:
+    from h2o_lab.attention.cache import PREFILLS
+    from h2o_lab.attention.executors import EXECUTORS
+
+    for key, value, allowed in (
+        ("executor", cfg.executor, EXECUTORS),
+        ("prefill", cfg.prefill, PREFILLS),
+        ("positions", cfg.positions, (*POSITIONS, "rolling")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{key}={value} is unknown: it must be one of {', '.join(allowed)}.")
+
+
+def _check_model(cfg: Config) -> None:
+    """Refuse what the model's configuration rules out; its weights are not loaded."""
+    from h2o_lab.attention.hook import check_model, position_limit
+    from h2o_lab.models import load_config
+
+    config = load_config(cfg.model)
+    check_model(config)
+    if cfg.positions == "rolling":
+        if position_limit(config) is not None:
+            raise UserError(
+                f"positions=rolling is impossible with {cfg.model.name}: its positions are learned, one vector per "
+                "absolute place, and cannot be rotated; use positions=original or a rotary model."
+            )
+        raise UserError("positions=rolling is not available in this version: use positions=original.")

@@ -1,0 +1,28 @@
+"""Logging for people: one handler, on standard error, through rich."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from rich.logging import RichHandler
+from rich.text import Text
+
+from h2o_lab.progress import console
+
+NOISY = ("transformers", "datasets", "httpx", "huggingface_hub", "numba", "absl", "filelock", "urllib3")
+
+
+def set_up(level: str = "INFO") -> None:
+    """Show h2o_lab's own messages from `level` on, other libraries' from WARNING, and no download bars."""
+    handler = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("h2o_lab").setLevel(level)
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def complain(sentence: str) -> None:
+    """Say what is wrong, without a traceback."""
+    console.print(Text.assemble(("error: ", "bold red"), sentence), soft_wrap=True)

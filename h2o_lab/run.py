@@ -1,0 +1,149 @@
+"""The main job: one cell (model x task x policy x budget), or with `-m` a sweep of them.
+
+    python -m h2o_lab.run policy=h2o budget=0.2
+    python -m h2o_lab.run -m policy=h2o,local budget=0.04,0.2,0.6
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from h2o_lab import log
+from h2o_lab.checks import Plan, check
+from h2o_lab.config import Config, config_dir, register
+from h2o_lab.errors import UserError
+
+logger = logging.getLogger(__name__)
+register()
+
+
+@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+def main(cfg: Config) -> None:
+    """Run one cell and record it; a failure is recorded too, and does not stop a sweep."""
+    from h2o_lab.results import open_result
+    from h2o_lab.results.trackers import tracker
+
+    log.set_up()
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    group = Path(job.sweep.dir).name if job.mode == RunMode.MULTIRUN else folder.name
+    name = " ".join(job.overrides.task) or cfg.policy._target_.rsplit(".", 1)[-1]
+    try:
+        plan = check(cfg)
+        resolved: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        result = open_result(folder)
+        result.write_config(resolved)
+        with tracker(cfg.tracker, resolved, folder, group, name) as tracked:
+            try:
+                record, samples = run_cell(cfg, plan)
+                record["overrides"] = list(job.overrides.task)
+                result.write_samples(samples)
+                result.finish(record)
+            except Exception as error:
+                result.fail(error, describe(cfg, plan) | {"overrides": list(job.overrides.task)})
+                tracked.fail(error)
+                raise
+            tracked.log(record, samples)
+    except UserError as error:
+        log.complain(str(error))
+        _end(job.mode, 2)
+    except Exception:
+        logger.exception("this cell failed: %s", name)
+        _end(job.mode, 1)
+    else:
+        logger.info("%s: %s; results in %s", name, headline(record), folder)
+
+
+def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Load, evaluate and describe one cell: (the result record, one record per question)."""
+    from h2o_lab.models import load_model
+    from h2o_lab.results.environment import environment, peak_memory_bytes
+    from h2o_lab.tasks.multiple_choice import evaluate, load_task
+    from h2o_lab.tasks.scoring import Scorer
+
+    start = time.perf_counter()
+    data = load_task(cfg.task, cfg.data)
+    seconds = {"load_data": time.perf_counter() - start}
+    loaded = load_model(cfg.model)
+    seconds["load_model"] = loaded.seconds
+    scorer = Scorer(
+        loaded.model, plan.policy, plan.budget, cfg.prefill, cfg.executor, cfg.seed, cfg.task.batch_tokens
+    )
+    start = time.perf_counter()
+    evaluation = evaluate(data, cfg.task, scorer, loaded.tokenizer, cfg.seed)
+    seconds["evaluate"] = time.perf_counter() - start
+    scores = evaluation.scores
+    caps = [score.k for score in scores]
+    record = describe(cfg, plan) | {
+        "metrics": evaluation.metrics,
+        "main_metric": next(iter(evaluation.metrics)),
+        "samples": len(evaluation.samples),
+        "k": {
+            "mean": sum(caps) / len(caps),
+            "min": min(caps),
+            "max": max(caps),
+            "cut_samples": sum(score.cut for score in scores),
+        },
+        "kv_bytes": {
+            "resident_mean": sum(score.kv_bytes for score in scores) / len(scores),
+            "resident_max": max(score.kv_bytes for score in scores),
+            "reserved_max": scorer.cost.kv_bytes_reserved,
+        },
+        "tokens": {
+            "computed": scorer.cost.tokens_computed,
+            "scored": sum(score.tokens for score in scores),
+        },
+        "seconds": seconds,
+        "tokens_per_second": scorer.cost.tokens_computed / scorer.cost.seconds,
+        "peak_memory_bytes": peak_memory_bytes(loaded.device),
+        "fewshot": {
+            "examples": cfg.task.num_fewshot,
+            "seed": cfg.task.fewshot_seed,
+            "from": data.fewshot_from,
+        },
+        "data": {"source": cfg.data.source, "origin": data.origin},
+        "environment": environment(loaded.device),
+    }
+    return record, evaluation.samples
+
+
+def describe(cfg: Config, plan: Plan) -> dict[str, Any]:
+    """What was asked, in the words of the configuration."""
+    return {
+        "model": cfg.model.name,
+        "task": cfg.task.name,
+        "policy": plan.policy.name,
+        "budget": cfg.budget if plan.budget else None,
+        "budget_tokens": cfg.budget_tokens if plan.budget else None,
+        "budget_base": cfg.budget_base,
+        "prefill": cfg.prefill,
+        "executor": cfg.executor,
+        "seed": cfg.seed,
+    }
+
+
+def headline(record: dict[str, Any]) -> str:
+    """The main metric of a record in a few words."""
+    metric = record["main_metric"]
+    error = record["metrics"].get(f"{metric}_stderr")
+    spread = f" ± {error:.3f}" if error is not None else ""
+    return f"{metric} {record['metrics'][metric]:.3f}{spread}"
+
+
+def _end(mode: RunMode, code: int) -> None:
+    """A single run ends with an exit code; a sweep goes on, and its summary says what failed."""
+    if mode != RunMode.MULTIRUN:
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tasks: what is asked of a model, and how its answers are scored."""

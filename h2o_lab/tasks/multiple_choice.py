@@ -1,0 +1,189 @@
+"""Multiple-choice tasks, with lm-eval's own definitions, prompts and metrics on the rows of a chosen source."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from h2o_lab.config import DataConfig, TaskConfig
+from h2o_lab.errors import UserError
+from h2o_lab.tasks.scoring import Score, Scorer
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+    from h2o_lab.data import Rows
+
+POOL = 200
+"""Rows set aside for few-shot examples where a source has no split to take them from (a quarter at most)."""
+BOOTSTRAP = 1000
+METRICS = ("acc", "acc_norm", "exact_match", "f1", "mcc")
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task ready to be evaluated.
+
+    Attributes:
+        task: lm-eval's task object.
+        origin: where the rows come from.
+        fewshot_from: where the worked examples come from.
+    """
+
+    task: Any
+    origin: str
+    fewshot_from: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics (with standard errors), one record per question, and the scores of all its choices."""
+
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]]
+    scores: list[Score]
+
+
+@cache
+def task_manager(include_path: str | None) -> TaskManager:
+    """lm-eval's index of task definitions; building it takes seconds, so it is kept."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=include_path)
+
+
+def load_task(task: TaskConfig, data: DataConfig) -> TaskData:
+    """Build lm-eval's task on the rows of the chosen source.
+
+    Raises:
+        UserError: the task is unknown, is not multiple-choice, or its data cannot be had.
+    """
+    from h2o_lab.data import load_rows
+
+    rows = load_rows(task.name, data) if not task.include_path else None
+    overrides, origin, examples = _from_rows(rows, task) if rows else ({}, "hub", "the task's own split")
+    _quiet()
+    built = _build(task, overrides)
+    if built.OUTPUT_TYPE != "multiple_choice":
+        raise UserError(
+            f"task {task.name} is of type {built.OUTPUT_TYPE}: only lm-eval's multiple-choice tasks can be run."
+        )
+    return TaskData(built, origin, examples if task.num_fewshot else "no examples")
+
+
+def _build(task: TaskConfig, overrides: dict[str, Any]) -> Any:
+    from lm_eval.tasks._factory import TaskFactory
+
+    from h2o_lab.data import hub_error
+
+    manager = task_manager(task.include_path)
+    if task.name not in manager.all_subtasks:
+        close = [name for name in manager.all_subtasks if task.name in name][:5]
+        hint = f"; names like it: {', '.join(close)}" if close else ""
+        raise UserError(f"task.name={task.name} is not an lm-eval task{hint}.")
+    entry = manager.task_index[task.name]
+    try:
+        return TaskFactory().build(entry, overrides=overrides, registry=manager.task_index)
+    except (OSError, ConnectionError, ValueError) as error:
+        raise hub_error(error, task.name) from error
+
+
+def _from_rows(rows: Rows, task: TaskConfig) -> tuple[dict[str, Any], str, str]:
+    """Overrides that put our rows under lm-eval's task, and where rows and examples come from."""
+    from datasets import Dataset, DatasetDict
+
+    splits = dict(rows.splits)
+    asked = next(name for name in ("test", "validation") if name in splits)
+    if "train" in splits:
+        examples = "split train"
+    elif asked == "test" and "validation" in splits:
+        splits["train"], examples = splits["validation"], "split validation (not evaluated)"
+    else:
+        aside = min(POOL, len(splits[asked]) // 4)
+        splits["train"] = splits[asked][-aside:]
+        splits[asked] = splits[asked][:-aside]
+        examples = f"the last {aside} rows of split {asked} (set aside, not evaluated)"
+    tables = DatasetDict({name: Dataset.from_list(part) for name, part in splits.items()})
+    names = {"training_split": "train", "fewshot_split": "train", "validation_split": None, "test_split": None}
+    names |= {f"{asked}_split": asked}
+    return {"custom_dataset": lambda **_: tables, **names}, f"{rows.origin}, split {asked}", examples
+
+
+def evaluate(data: TaskData, task: TaskConfig, scorer: Scorer, tokenizer: Any, seed: int) -> Evaluation:
+    """Run lm-eval on one task under the scorer's policy.
+
+    Adds `acc_token_mean` to lm-eval's metrics: the published scripts' scoring, by mean log-likelihood per token.
+    """
+    import lm_eval
+
+    from h2o_lab.tasks.lm import EvictionLM
+
+    lm = EvictionLM(scorer, tokenizer, task.add_bos_token)
+    results = lm_eval.simple_evaluate(
+        model=lm,
+        tasks=[data.task],
+        num_fewshot=task.num_fewshot,
+        limit=task.limit,
+        bootstrap_iters=BOOTSTRAP,
+        random_seed=seed,
+        numpy_random_seed=seed,
+        torch_random_seed=seed,
+        fewshot_random_seed=task.fewshot_seed,
+        task_manager=task_manager(task.include_path),
+    )
+    assert results is not None
+    records = sorted(results["samples"][task.name], key=lambda record: record["doc_id"])
+    samples = [_sample(record, lm, task.name) for record in records]
+    metrics = {
+        key.removesuffix(",none"): float(value)
+        for key, value in results["results"][task.name].items()
+        if key.endswith(",none") and isinstance(value, (int, float))
+    }
+    metrics |= _mean_and_error("acc_token_mean", [sample["acc_token_mean"] for sample in samples])
+    return Evaluation(metrics, samples, [score for _, score in lm.scores.values()])
+
+
+def _sample(record: dict[str, Any], lm: Any, task: str) -> dict[str, Any]:
+    """One question: what was asked, the target, and what each choice got."""
+    choices = []
+    for index, (_, continuation) in enumerate(record["arguments"]):
+        choice, score = lm.scores[task, record["doc_id"], index]
+        choices.append(
+            {
+                "text": continuation,
+                "logprob": score.logprob,
+                "greedy": score.greedy,
+                "tokens": score.tokens,
+                "context_tokens": len(choice.context),
+                "k": score.k,
+                "kv_bytes": score.kv_bytes,
+            }
+        )
+    means = [choice["logprob"] / choice["tokens"] for choice in choices]
+    target = record["target"]
+    by_mean = max(range(len(means)), key=means.__getitem__)
+    return {
+        "doc_id": record["doc_id"],
+        "doc": record["doc"],
+        "target": target,
+        "choices": choices,
+        **{metric: record[metric] for metric in METRICS if isinstance(record.get(metric), (int, float))},
+        "acc_token_mean": float(by_mean == int(target)) if str(target).isdigit() else None,
+    }
+
+
+def _mean_and_error(name: str, values: list[float | None]) -> dict[str, float]:
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return {}
+    mean = sum(known) / len(known)
+    variance = sum((value - mean) ** 2 for value in known) / (len(known) - 1)
+    return {name: mean, f"{name}_stderr": (variance / len(known)) ** 0.5}
+
+
+def _quiet() -> None:
+    """lm-eval narrates what our own log says already."""
+    for name in ("lm_eval", "lm-eval", "lm_eval.evaluator", "lm_eval.api.task"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,268 @@
+"""Log-likelihoods of continuations under an eviction policy, with every shared context run once.
+
+Knows tokens and models; nothing about benchmarks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from h2o_lab.attention import EvictionCache, eviction_attention
+from h2o_lab.attention.hook import position_limit
+from h2o_lab.errors import UserError
+from h2o_lab.policies import Budget, Policy
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One continuation of one context, as token ids; neither is empty."""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.context + self.continuation
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one choice got.
+
+    Attributes:
+        logprob: sum of log-likelihoods of the continuation's tokens, nats.
+        greedy: whether every token of the continuation was the model's first choice.
+        tokens: number of scored tokens.
+        k: the cap (for the full cache: the tokens fed).
+        cut: whether the cap was too small for what the policy asks.
+        kv_bytes: bytes of KV cache resident in all layers when the last token had been fed.
+    """
+
+    logprob: float
+    greedy: bool
+    tokens: int
+    k: int
+    cut: bool
+    kv_bytes: int
+
+
+@dataclass
+class Cost:
+    """What a whole evaluation took: tokens fed to the model, seconds in it, the largest KV allocation in bytes."""
+
+    tokens_computed: int = 0
+    seconds: float = 0.0
+    kv_bytes_reserved: int = 0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A prefix that is run once, and the choices that branch off it; `key` says which choices they are."""
+
+    prefix: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    key: tuple[tuple[int, int], ...]
+    k: int
+
+    @property
+    def longest_branch(self) -> int:
+        return max(len(choice.tokens) for choice in self.choices) - len(self.prefix) - 1
+
+
+@dataclass
+class Scorer:
+    """Scores questions, each a list of choices, under one policy and budget.
+
+    Args:
+        model: a causal language model in eval mode.
+        policy: what is kept.
+        budget: the cap; None for the full cache. With base `prompt` all choices of a question share one k, from
+            its longest context; with `sequence` each choice has its own and is run alone.
+        prefill: `evict` or `full` (see `EvictionCache`); the prompt is the context.
+        executor: see `attend`.
+        seed: seed of policies that draw.
+        batch_tokens: upper bound on the padded tokens of one forward pass (one unit is always run).
+    """
+
+    model: torch.nn.Module
+    policy: Policy
+    budget: Budget | None
+    prefill: str = "evict"
+    executor: str = "auto"
+    seed: int = 0
+    batch_tokens: int = 2048
+    cost: Cost = field(default_factory=Cost)
+
+    def score(
+        self, questions: Sequence[Sequence[Choice]], advance: Callable[[int], None] = lambda choices: None
+    ) -> list[list[Score]]:
+        """Score all choices of all questions; `advance` is told how many choices were done.
+
+        Raises:
+            UserError: a text is longer than the model's position table.
+        """
+        self._check_lengths(questions)
+        units = [unit for index, choices in enumerate(questions) for unit in self._units(index, choices)]
+        scores: dict[tuple[int, int], Score] = {}
+        start = time.perf_counter()
+        with torch.inference_mode(), eviction_attention(self.model):
+            for batch in self._batches(units):
+                keys = [key for unit in batch for key in unit.key]
+                scores.update(zip(keys, self._run(batch), strict=True))
+                advance(len(keys))
+        self.cost.seconds += time.perf_counter() - start
+        return [[scores[i, j] for j in range(len(choices))] for i, choices in enumerate(questions)]
+
+    def _check_lengths(self, questions: Sequence[Sequence[Choice]]) -> None:
+        limit = position_limit(self.model.config)
+        longest = max((len(choice.tokens) - 1 for choices in questions for choice in choices), default=0)
+        if limit is not None and longest > limit:
+            raise UserError(
+                f"a question has {longest} tokens and the model's position table has {limit}: "
+                "use fewer task.num_fewshot, or choose a rotary model."
+            )
+
+    def _units(self, index: int, choices: Sequence[Choice]) -> Iterator[Unit]:
+        """Group the choices of a question by what they may share, exactly."""
+        per_choice = self.policy.evicts and self.budget is not None and self.budget.base == "sequence"
+        whole_prompts = self.policy.evicts and self.prefill == "full"
+        groups: dict[object, list[int]] = {}
+        for j, choice in enumerate(choices):
+            groups.setdefault(j if per_choice else choice.context if whole_prompts else None, []).append(j)
+        longest_prompt = max(len(choice.context) for choice in choices)
+        for members in groups.values():
+            prefix = _common_prefix([choices[j] for j in members])
+            parts = [members] if prefix else [[j] for j in members]
+            for part in parts:
+                prompt = len(choices[part[0]].context) if per_choice else longest_prompt
+                yield Unit(
+                    prefix or choices[part[0]].context,
+                    tuple(choices[j] for j in part),
+                    tuple((index, j) for j in part),
+                    self._k(prompt, max(len(choices[j].tokens) for j in part)),
+                )
+
+    def _k(self, prompt: int, sequence: int) -> int:
+        if not self.policy.evicts:
+            return sequence - 1
+        assert self.budget is not None
+        return self.budget.entries(prompt, sequence)
+
+    def _batches(self, units: list[Unit]) -> Iterator[list[Unit]]:
+        """Units of similar length together, longest first, within `batch_tokens`."""
+        batch: list[Unit] = []
+        for unit in sorted(units, key=lambda u: (-len(u.prefix), u.key)):
+            grown = [*batch, unit]
+            padded = len(grown[0].prefix) * len(grown)
+            branches = sum(len(u.choices) for u in grown) * max(u.longest_branch for u in grown)
+            if batch and max(padded, branches) > self.batch_tokens:
+                yield batch
+                grown = [unit]
+            batch = grown
+        if batch:
+            yield batch
+
+    def _run(self, units: list[Unit]) -> list[Score]:
+        prefixes = [unit.prefix for unit in units]
+        cache = EvictionCache(
+            self.model.config.get_text_config(decoder=True).num_hidden_layers,
+            self.policy,
+            [unit.k for unit in units] if self.policy.evicts else None,
+            prefill=self.prefill,
+            executor=self.executor,
+            seed=self.seed,
+            capacity=max(len(prefix) for prefix in prefixes),
+        )
+        lengths = torch.tensor([len(prefix) for prefix in prefixes])
+        ends = torch.zeros(len(units), int(lengths.max()), dtype=torch.bool)
+        ends[torch.arange(len(units)), lengths - 1] = True
+        logits = self._forward(prefixes, torch.zeros_like(lengths), None, ends, cache)
+
+        owner = torch.tensor([i for i, unit in enumerate(units) for _ in unit.choices])
+        choices = [choice for unit in units for choice in unit.choices]
+        rests = [choice.tokens[len(units[i].prefix) :] for i, choice in zip(owner.tolist(), choices, strict=True)]
+        branches = cache.select(owner)
+        logprobs, greedy = _compare(logits[owner], torch.tensor([rest[0] for rest in rests]))
+        # a context longer than the shared prefix: its next token is given, not scored
+        scored = torch.tensor([len(c.continuation) == len(rest) for c, rest in zip(choices, rests, strict=True)])
+        totals = torch.where(scored, logprobs, 0.0).double()
+        matches = torch.where(scored, greedy, True)
+        if max(len(rest) for rest in rests) > 1:
+            self._follow(rests, choices, lengths[owner], int(lengths.max()), branches, totals, matches)
+        self.cost.kv_bytes_reserved = max(
+            self.cost.kv_bytes_reserved, cache.kv_bytes_reserved + branches.kv_bytes_reserved
+        )
+        state = branches.layers[0].state
+        assert state is not None
+        return [
+            Score(total, match, len(choice.continuation), units[i].k, cut, size)
+            for total, match, choice, i, cut, size in zip(
+                totals.tolist(),
+                matches.tolist(),
+                choices,
+                owner.tolist(),
+                state.caps.cut.tolist(),
+                branches.kv_bytes_resident.tolist(),
+                strict=True,
+            )
+        ]
+
+    def _follow(self, rests, choices, starts, padded, cache, totals, matches) -> None:
+        """Feed what follows the shared prefix, and add up the scores of the continuation's tokens."""
+        feeds = [rest[:-1] for rest in rests]
+        wanted = torch.zeros(len(rests), max(len(feed) for feed in feeds), dtype=torch.bool)
+        targets: list[int] = []
+        for row, (rest, choice) in enumerate(zip(rests, choices, strict=True)):
+            first = max(len(rest) - len(choice.continuation), 1)
+            wanted[row, first - 1 : len(rest) - 1] = True
+            targets.extend(rest[first:])
+        logits = self._forward(feeds, starts, padded, wanted, cache)
+        if not targets:
+            return
+        logprobs, greedy = _compare(logits, torch.tensor(targets))
+        rows = wanted.nonzero()[:, 0]
+        totals.index_add_(0, rows, logprobs.double())
+        matches &= torch.ones_like(matches).scatter_reduce(0, rows, greedy, "amin")
+
+    def _forward(self, texts, starts, padded: int | None, wanted, cache: EvictionCache) -> torch.Tensor:
+        """Feed right-padded texts after `starts` tokens each; logits [N, V] where `wanted`, on the host."""
+        device = self.model.get_input_embeddings().weight.device
+        width = wanted.shape[1]
+        lengths = torch.tensor([len(text) for text in texts])
+        ids = torch.zeros(len(texts), width, dtype=torch.int64)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = torch.tensor(text, dtype=torch.int64)
+        column = torch.arange(width)
+        mask = column < lengths[:, None]
+        positions = starts[:, None] + torch.minimum(column, (lengths - 1).clamp(min=0)[:, None])
+        if padded is not None:
+            mask = torch.cat([torch.arange(padded) < starts[:, None], mask], dim=1)
+        self.cost.tokens_computed += int(lengths.sum())
+        return self.model(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            position_ids=positions.to(device),
+            logits_to_keep=wanted.to(device),
+            cache=cache,
+        ).logits.cpu()
+
+
+def _common_prefix(choices: list[Choice]) -> tuple[int, ...]:
+    """Longest common prefix of the choices' tokens, within every context."""
+    shortest = min(len(choice.context) for choice in choices)
+    first, *others = (choice.tokens for choice in choices)
+    length = 0
+    while length < shortest and all(other[length] == first[length] for other in others):
+        length += 1
+    return first[:length]
+
+
+def _compare(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-likelihood float32 [N], is the target the first choice bool [N]) for logits [N, V]."""
+    logits = logits.float()
+    chosen = logits.gather(1, targets[:, None]).squeeze(1)
+    return chosen - logits.logsumexp(dim=1), logits.argmax(dim=1) == targets
