@@ -14,13 +14,17 @@ NOISY = ("transformers", "datasets", "httpx", "huggingface_hub", "numba", "absl"
 
 
 def set_up(level: str = "INFO") -> None:
-    """Show h2o_lab's own messages from `level` on, other libraries' from WARNING, and no download bars."""
+    """Show h2o_lab's own messages from `level` on, others' warnings, and progress bars on terminals only."""
     handler = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
     logging.getLogger("h2o_lab").setLevel(level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    if not console.is_terminal:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
 
 
 def complain(sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,7 +19,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-console = Console(stderr=True)
+console = Console(file=sys.stderr, width=None if sys.stderr.isatty() else 160)
+"""Standard error, whatever it is redirected to later."""
 
 
 class RateColumn(ProgressColumn):

@@ -1,7 +1,7 @@
 """The main job: one cell (model x task x policy x budget), or with `-m` a sweep of them.
 
-    python -m h2o_lab.run policy=h2o budget=0.2
-    python -m h2o_lab.run -m policy=h2o,local budget=0.04,0.2,0.6
+python -m h2o_lab.run policy=h2o budget=0.2
+python -m h2o_lab.run -m policy=h2o,local budget=0.04,0.2,0.6
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -22,7 +23,10 @@ from h2o_lab.checks import Plan, check
 from h2o_lab.config import Config, config_dir, register
 from h2o_lab.errors import UserError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from h2o_lab.models import LoadedModel
+
+logger = logging.getLogger("h2o_lab.run")
 register()
 
 
@@ -35,7 +39,8 @@ def main(cfg: Config) -> None:
     log.set_up()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
-    group = Path(job.sweep.dir).name if job.mode == RunMode.MULTIRUN else folder.name
+    in_sweep = job.mode == RunMode.MULTIRUN
+    group = Path(job.sweep.dir).name if in_sweep else folder.name
     name = " ".join(job.overrides.task) or cfg.policy._target_.rsplit(".", 1)[-1]
     try:
         plan = check(cfg)
@@ -55,17 +60,16 @@ def main(cfg: Config) -> None:
             tracked.log(record, samples)
     except UserError as error:
         log.complain(str(error))
-        _end(job.mode, 2)
+        _end(in_sweep, 2)
     except Exception:
         logger.exception("this cell failed: %s", name)
-        _end(job.mode, 1)
+        _end(in_sweep, 1)
     else:
         logger.info("%s: %s; results in %s", name, headline(record), folder)
 
 
 def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Load, evaluate and describe one cell: (the result record, one record per question)."""
-    from h2o_lab.models import load_model
     from h2o_lab.results.environment import environment, peak_memory_bytes
     from h2o_lab.tasks.multiple_choice import evaluate, load_task
     from h2o_lab.tasks.scoring import Scorer
@@ -73,13 +77,14 @@ def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, An
     start = time.perf_counter()
     data = load_task(cfg.task, cfg.data)
     seconds = {"load_data": time.perf_counter() - start}
-    loaded = load_model(cfg.model)
-    seconds["load_model"] = loaded.seconds
+    start = time.perf_counter()
+    loaded = _model(OmegaConf.to_yaml(cfg.model))
+    seconds["load_model"] = time.perf_counter() - start
     scorer = Scorer(
         loaded.model, plan.policy, plan.budget, cfg.prefill, cfg.executor, cfg.seed, cfg.task.batch_tokens
     )
     start = time.perf_counter()
-    evaluation = evaluate(data, cfg.task, scorer, loaded.tokenizer, cfg.seed)
+    evaluation = evaluate(data, cfg.task, scorer, loaded.tokenizer)
     seconds["evaluate"] = time.perf_counter() - start
     scores = evaluation.scores
     caps = [score.k for score in scores]
@@ -116,6 +121,14 @@ def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, An
     return record, evaluation.samples
 
 
+@lru_cache(maxsize=1)
+def _model(description: str) -> LoadedModel:
+    """The model of this YAML, kept for the next cell of a sweep in one process."""
+    from h2o_lab.models import load_model
+
+    return load_model(OmegaConf.create(description))  # type: ignore[arg-type]
+
+
 def describe(cfg: Config, plan: Plan) -> dict[str, Any]:
     """What was asked, in the words of the configuration."""
     return {
@@ -139,9 +152,9 @@ def headline(record: dict[str, Any]) -> str:
     return f"{metric} {record['metrics'][metric]:.3f}{spread}"
 
 
-def _end(mode: RunMode, code: int) -> None:
+def _end(in_sweep: bool, code: int) -> None:
     """A single run ends with an exit code; a sweep goes on, and its summary says what failed."""
-    if mode != RunMode.MULTIRUN:
+    if not in_sweep:
         sys.exit(code)
 
 

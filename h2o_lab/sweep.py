@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -12,6 +12,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from h2o_lab.checks import check
+from h2o_lab.config import Config
 from h2o_lab.errors import UserError
 from h2o_lab.log import complain
 
@@ -22,7 +23,7 @@ class CheckAllCells(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         for overrides in cells(list(config.hydra.overrides.task)):
             try:
-                check(compose("config", overrides))
+                check(cast(Config, compose("config", overrides)))
             except UserError as error:
                 complain(f"{error} (cell {' '.join(overrides)}; nothing was run)")
                 sys.exit(2)

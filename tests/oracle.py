@@ -28,7 +28,7 @@ class Rule:
 
 
 def run(rule: Rule, q, k_new, v, cap: int | None, scale: float, static=None):
-    """One KV head: q [G, T, D], k_new and v [T, D]; returns outputs [G, T, D], kept sets after each token, scores."""
+    """One KV head: q [G, T, D], k_new and v [T, D]; returns outputs [G, T, D], kept sets, scores."""
     q, k_new, v = (np.asarray(x, np.float64) for x in (q, k_new, v))
     group, length, _ = q.shape
     kept: list[int] = []

@@ -45,7 +45,9 @@ def test_equals_the_contract_and_a_dense_mask(name, executor, chunks):
             assert kept(state, b, h) == history[-1]
             torch.testing.assert_close(out[b, heads].double(), torch.tensor(expected), atol=TOLERANCE, rtol=0)
             torch.testing.assert_close(out[b, heads].double(), torch.tensor(masked), atol=TOLERANCE, rtol=0)
-            held = {int(p): float(s) for p, s in zip(state.positions[b, h], state.scores[b, h]) if p >= 0}
+            held = {
+                int(p): float(s) for p, s in zip(state.positions[b, h], state.scores[b, h], strict=True) if p >= 0
+            }
             assert held == pytest.approx(scores, abs=1e-4)
 
 
@@ -211,7 +213,11 @@ def test_shrinking_equals_evicting_one_by_one(name):
         for b, cap in enumerate([CAP, 9]):
             for h in range(2):
                 recent, sink = rule.sizes(cap)
-                scores = {int(p): float(s) for p, s in zip(state.positions[b, h], state.scores[b, h]) if p >= 0}
+                scores = {
+                    int(p): float(s)
+                    for p, s in zip(state.positions[b, h], state.scores[b, h], strict=True)
+                    if p >= 0
+                }
                 left = sorted(scores)
                 while len(left) > cap:
                     open_ = [s for s in left if s <= 59 - recent and s >= sink]

@@ -59,7 +59,8 @@ class EvictionCache(Cache):
         self.executor = executor
         self.seed = seed
         self.capacity = capacity
-        super().__init__(layers=[EvictionLayer(self, index) for index in range(layers)])
+        self.evicting = [EvictionLayer(self, index) for index in range(layers)]
+        super().__init__(layers=list(self.evicting))
 
     def caps_for(self, prompt: torch.Tensor) -> Caps:
         """The caps of a batch whose prompts have these lengths (int64 [B], padding excluded)."""
@@ -83,7 +84,7 @@ class EvictionCache(Cache):
         The copy continues where this cache stands; neither changes the other.
         """
         twin = EvictionCache(
-            len(self.layers),
+            len(self.evicting),
             self.policy,
             self.budget,
             prefill=self.prefill,
@@ -91,31 +92,34 @@ class EvictionCache(Cache):
             seed=self.seed,
             capacity=self.capacity,
         )
-        for mine, copy in zip(self.layers, twin.layers, strict=True):
+        for mine, copy in zip(self.evicting, twin.evicting, strict=True):
             copy.state = mine.state.select(rows) if mine.state is not None else None
             copy.length = mine.length
         return twin
 
     def fork(self) -> EvictionCache:
         """An independent copy of the whole batch."""
-        state = self.layers[0].state
-        return self.select(torch.arange(len(state.seen) if state is not None else 0))
+        return self.select(torch.arange(len(self.seen)))
+
+    @property
+    def states(self) -> list[LayerState]:
+        """The state of each layer; empty before the first call."""
+        return [layer.state for layer in self.evicting if layer.state is not None]
 
     @property
     def seen(self) -> torch.Tensor:
-        """int64 [B], tokens seen by each sequence; padding is not among them, evicted tokens are."""
-        state = self.layers[0].state
-        return state.seen if state is not None else torch.zeros(0, dtype=torch.int64)
+        """int64 [B], tokens seen by each sequence; evicted tokens are among them, padding is not."""
+        return self.states[0].seen if self.states else torch.zeros(0, dtype=torch.int64)
 
     @property
     def kv_bytes_resident(self) -> torch.Tensor:
         """int64 [B], bytes of keys and values that each sequence holds, over all layers."""
-        return sum(layer.state.kv_bytes_resident for layer in self.layers if layer.state is not None)
+        return torch.stack([state.kv_bytes_resident for state in self.states]).sum(dim=0)
 
     @property
     def kv_bytes_reserved(self) -> int:
         """Bytes allocated for keys and values, over all layers."""
-        return sum(layer.state.kv_bytes_reserved for layer in self.layers if layer.state is not None)
+        return sum(state.kv_bytes_reserved for state in self.states)
 
     def crop(self, tokens_to_remove: int) -> None:
         raise UserError("an evicting cache cannot be cropped (assisted decoding): evicted tokens are gone.")
@@ -172,9 +176,7 @@ class EvictionLayer(CacheLayerMixin):
 
     def _caps(self, k: torch.Tensor, valid: torch.Tensor | None) -> Caps:
         batch, _, length, _ = k.shape
-        return self.cache.caps_for(
-            torch.full((batch,), length) if valid is None else valid.sum(dim=1).cpu().long()
-        )
+        return self.cache.caps_for(torch.full((batch,), length) if valid is None else valid.sum(dim=1).cpu().long())
 
     def _static_priority(self, k: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor | None:
         batch, _, length, _ = k.shape
@@ -197,7 +199,7 @@ class EvictionLayer(CacheLayerMixin):
         self.length = 0
         self.is_initialized = False
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.state is not None:
             self.state = self.state.select(beam_idx)
 

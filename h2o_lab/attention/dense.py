@@ -20,7 +20,7 @@ def attend(
     first = state.width == 0
     order = valid.long().cumsum(dim=1)
     right_padded = bool((valid[:, :-1] >= valid[:, 1:]).all())
-    _append(state, k, v, valid, order)
+    _append(state, k, v, static, valid, order)
     grouped = q.shape[1] != k.shape[1]
     if first and right_padded:
         # padding lies behind every real query, so causality hides it
@@ -31,16 +31,23 @@ def attend(
     visible = (positions[:, :1, None, :] <= query_position) & (positions[:, :1, None, :] >= 0)
     visible = visible | ~valid[:, None, :, None]  # a padding row sees anything, so that it is not NaN
     return scaled_dot_product_attention(
-        q, state.keys[:, :, :width], state.values[:, :, :width], attn_mask=visible, scale=scale, enable_gqa=grouped
+        q,
+        state.keys[:, :, :width],
+        state.values[:, :, :width],
+        attn_mask=visible,
+        scale=scale,
+        enable_gqa=grouped,
     )
 
 
-def _append(state: LayerState, k, v, valid: torch.Tensor, order: torch.Tensor) -> None:
+def _append(state: LayerState, k, v, static, valid: torch.Tensor, order: torch.Tensor) -> None:
     state.reserve(int((state.seen + order[:, -1].cpu()).max()))
     seen = state.seen.to(order.device)
     rows, columns = valid.nonzero(as_tuple=True)
     slots = seen[rows] + order[rows, columns] - 1
     state.keys[rows, :, slots] = k[rows, :, columns]
     state.values[rows, :, slots] = v[rows, :, columns]
+    if state.static is not None:
+        state.static[rows, :, slots] = static[rows, :, columns]
     state.positions[rows, :, slots] = slots[:, None].expand(-1, k.shape[1]).int()
     state.seen = state.seen + order[:, -1].cpu()

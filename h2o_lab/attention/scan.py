@@ -110,7 +110,7 @@ def _exp(x):
     p = p * r + np.float32(2.402265069591007e-1)
     p = p * r + np.float32(6.931471805599453e-1)
     p = p * r + np.float32(1.0)
-    return p * _power_of_two(whole) if x > np.float32(-87.0) else np.float32(0.0)
+    return p * _power_of_two(whole) if x > np.float32(-87.0) else np.float32(0.0)  # type: ignore[call-arg]
 
 
 @numba.njit(fastmath=FAST, cache=True)
@@ -171,7 +171,20 @@ def _account(scores, received, end, replace):
 
 @numba.njit(parallel=True, cache=True)
 def _scan(
-    weights, positions, scores, ranks, slots, valid, seen, caps, recent, sink, held, priority, has_ranks, by_max
+    weights,
+    positions,
+    scores,
+    ranks,
+    slots,
+    valid,
+    seen,
+    caps,
+    recent,
+    sink,
+    held,
+    priority,
+    has_ranks,
+    by_max,
 ):
     batch, heads, group, n, width = weights.shape
     for lane in numba.prange(batch * heads):

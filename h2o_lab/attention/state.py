@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 
-from h2o_lab.policies import Policy
+from h2o_lab.policies import Policy, Priority
 
 UNBOUNDED = torch.iinfo(torch.int64).max // 4
 EMPTY = -1
@@ -151,7 +152,7 @@ class LayerState:
         on_device = rows.to(self.keys.device)
         return replace(
             self,
-            **{name: tensor.index_select(0, on_device) for name, tensor in self._tensors()},
+            **cast(Any, {name: tensor.index_select(0, on_device) for name, tensor in self._tensors()}),
             seen=self.seen[rows.cpu()],
             caps=self.caps.select(rows),
         )
@@ -162,8 +163,6 @@ class LayerState:
 
     def priorities(self) -> torch.Tensor:
         """float32 [B, H, C], the value that ranks each entry before the next token comes in."""
-        from h2o_lab.policies import Priority
-
         kind = self.policy.priority
         if kind is Priority.STATIC:
             return self.static if self.static is not None else torch.zeros_like(self.scores)

@@ -67,9 +67,7 @@ class Policy:
         _check_number(self, "recent_tokens", 1, math.inf, int)
         _check_number(self, "sink_tokens", 0, math.inf, int)
         if self.group_reduce not in ("sum", "max"):
-            raise UserError(
-                f"policy {self.name}: group_reduce must be sum or max, and is {self.group_reduce!r}."
-            )
+            raise UserError(f"policy {self.name}: group_reduce must be sum or max, and is {self.group_reduce!r}.")
         try:
             object.__setattr__(self, "priority", _as_priority(self.priority))
         except (KeyError, ValueError):

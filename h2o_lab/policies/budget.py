@@ -36,9 +36,7 @@ class Budget:
                 f"budget={self.fraction} and budget_tokens={self.tokens} are both set: set one of them."
             )
         if self.fraction is None and self.tokens is None:
-            raise UserError(
-                "no budget is set: set budget to a fraction in (0, 1], or budget_tokens to 2 or more."
-            )
+            raise UserError("no budget is set: set budget to a fraction in (0, 1], or budget_tokens to 2 or more.")
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise UserError(f"budget={self.fraction} is out of range: budget must be in (0, 1].")
         if self.tokens is not None and self.tokens < SMALLEST:

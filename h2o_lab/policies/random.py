@@ -23,9 +23,7 @@ class Random(Policy):
     recent_fraction: float | None = 0.5
     priority: Priority = Priority.STATIC
 
-    def static_priority(
-        self, positions: torch.Tensor, keys: torch.Tensor, layer: int, seed: int
-    ) -> torch.Tensor:
+    def static_priority(self, positions: torch.Tensor, keys: torch.Tensor, layer: int, seed: int) -> torch.Tensor:
         heads = torch.arange(keys.shape[1], device=positions.device)
         stream = _mix(_mix(_mix(torch.full_like(heads, seed & MASK)) + layer) + heads)
         hashed = _mix(stream[None, :, None] + _mix(positions)[:, None, :])

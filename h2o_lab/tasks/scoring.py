@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from transformers import PreTrainedModel
 
 from h2o_lab.attention import EvictionCache, eviction_attention
 from h2o_lab.attention.hook import position_limit
@@ -88,7 +89,7 @@ class Scorer:
         batch_tokens: upper bound on the padded tokens of one forward pass (one unit is always run).
     """
 
-    model: torch.nn.Module
+    model: PreTrainedModel
     policy: Policy
     budget: Budget | None
     prefill: str = "evict"
@@ -196,8 +197,6 @@ class Scorer:
         self.cost.kv_bytes_reserved = max(
             self.cost.kv_bytes_reserved, cache.kv_bytes_reserved + branches.kv_bytes_reserved
         )
-        state = branches.layers[0].state
-        assert state is not None
         return [
             Score(total, match, len(choice.continuation), units[i].k, cut, size)
             for total, match, choice, i, cut, size in zip(
@@ -205,7 +204,7 @@ class Scorer:
                 matches.tolist(),
                 choices,
                 owner.tolist(),
-                state.caps.cut.tolist(),
+                branches.states[0].caps.cut.tolist(),
                 branches.kv_bytes_resident.tolist(),
                 strict=True,
             )
@@ -230,7 +229,7 @@ class Scorer:
 
     def _forward(self, texts, starts, padded: int | None, wanted, cache: EvictionCache) -> torch.Tensor:
         """Feed right-padded texts after `starts` tokens each; logits [N, V] where `wanted`, on the host."""
-        device = self.model.get_input_embeddings().weight.device
+        device = self.model.device
         width = wanted.shape[1]
         lengths = torch.tensor([len(text) for text in texts])
         ids = torch.zeros(len(texts), width, dtype=torch.int64)

