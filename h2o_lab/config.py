@@ -56,7 +56,7 @@ class TaskConfig:
     """Worked examples put before each question."""
     fewshot_seed: int = 0
     """Seed of the choice of these examples (lm-eval's `fewshot_random_seed`)."""
-    limit: int | None = None
+    limit: int | None = 100
     """Number of questions, from the first; null for all."""
     add_bos_token: bool = False
     """Whether the tokenizer adds its special tokens; the published scripts did not."""

@@ -78,7 +78,7 @@ def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, An
     data = load_task(cfg.task, cfg.data)
     seconds = {"load_data": time.perf_counter() - start}
     start = time.perf_counter()
-    loaded = _model(OmegaConf.to_yaml(cfg.model))
+    loaded = _model(OmegaConf.to_yaml(cfg.model, resolve=True))
     seconds["load_model"] = time.perf_counter() - start
     scorer = Scorer(
         loaded.model, plan.policy, plan.budget, cfg.prefill, cfg.executor, cfg.seed, cfg.task.batch_tokens

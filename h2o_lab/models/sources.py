@@ -8,7 +8,7 @@ from typing import Any
 
 from h2o_lab.config import ModelConfig
 from h2o_lab.errors import UserError
-from h2o_lab.models.hub import hub_access
+from h2o_lab.hub import hub_access
 from h2o_lab.models.smollm2 import smollm2_folder
 
 SOURCES = ("packaged", "hub", "local")

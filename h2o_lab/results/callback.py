@@ -1,6 +1,7 @@
 """What a sweep says when it is over."""
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ class SweepSummary(Callback):
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Render every result below `hydra.sweep.dir`, say where they lie and how many cells failed."""
+        """Render every result below `hydra.sweep.dir`, say where they lie and how many cells failed.
+
+        Ends the process with code 1 where a cell has no result.
+        """
         from rich.console import Console
 
         folder = Path(config.hydra.sweep.dir)
@@ -42,3 +46,5 @@ class SweepSummary(Callback):
             highlight=False,
             soft_wrap=True,
         )
+        if bad:
+            sys.exit(1)

@@ -5,6 +5,7 @@ goes on.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,8 +105,8 @@ class WandbTracker(Tracker):
         if self._run is None:
             with _harmless("start an offline run"):
                 self._run = _start("offline", config, place)
-                files = Path(self._run.dir).parent
-                log.info("W&B: offline run in %s; upload with `wandb sync %s`", files, files)
+                files = os.path.relpath(Path(self._run.dir).parent)
+                log.info("W&B: offline run in %s; upload it with `wandb sync`", files)
 
     def log(self, result: Mapping[str, Any], samples: list[dict[str, Any]]) -> None:
         """The flattened result becomes the summary, the first `SAMPLE_ROWS` questions `samples_table`."""

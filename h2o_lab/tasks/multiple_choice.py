@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -100,7 +100,7 @@ def _build(task: TaskConfig, overrides: dict[str, Any]) -> Any:
         hint = f"; names like it: {', '.join(close)}" if close else ""
         raise UserError(f"task.name={task.name} is not an lm-eval task{hint}.")
     entry = manager.task_index[task.name]
-    with data_access(task.name):
+    with nullcontext() if overrides else data_access(task.name):
         return TaskFactory().build(entry, overrides=overrides, registry=manager.task_index)
 
 
@@ -119,6 +119,11 @@ def _from_rows(rows: Rows, task: TaskConfig) -> tuple[dict[str, Any], str, str]:
         splits["train"] = splits[asked][-aside:]
         splits[asked] = splits[asked][:-aside]
         examples = f"the last {aside} rows of split {asked} (set aside, not evaluated)"
+    if task.num_fewshot >= len(splits["train"]):
+        raise UserError(
+            f"task.num_fewshot={task.num_fewshot} asks for more examples than the {len(splits['train'])} rows "
+            f"there are for them ({examples}) can give: use fewer."
+        )
     tables = DatasetDict({name: Dataset.from_list(part) for name, part in splits.items()})
     names = {
         "training_split": "train",

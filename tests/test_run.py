@@ -1,0 +1,194 @@
+"""The command line, end to end: a sweep on a small local model and folder of questions, and what bad input says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import random_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from h2o_lab.results import load, load_samples
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, folded into the 97 entries of the random models."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i % 97 for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="!", pad_token="!")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with models `llama` and `opt`, and PIQA rows in `data`."""
+    folder = tmp_path_factory.mktemp("run")
+    for family in ("llama", "opt"):
+        random_model(family).save_pretrained(folder / family)
+        byte_tokenizer().save_pretrained(folder / family)
+    rows = [
+        {
+            "goal": f"walk to the place with the number {i} on it",
+            "sol1": f"left {i}",
+            "sol2": f"right {i}",
+            "label": i % 2,
+        }
+        for i in range(24)
+    ]
+    (folder / "data" / "piqa").mkdir(parents=True)
+    (folder / "data" / "piqa" / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(folder: Path, *overrides: str, small: bool = True) -> subprocess.CompletedProcess[str]:
+    """`python -m h2o_lab.run` in a folder, on the small model and data unless the overrides say otherwise."""
+    defaults = {
+        "model": "local",
+        "model.path": "llama",
+        "data": "folder",
+        "data.dir": "data",
+        "task.limit": "5",
+        "task.num_fewshot": "1",
+        "tracker": "none",
+    }
+    given = {override.partition("=")[0] for override in overrides}
+    words = [f"{key}={value}" for key, value in defaults.items() if small and key not in given]
+    if "model" in given:
+        words = [word for word in words if not word.startswith("model.")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "H2O_LAB_CACHE": str(folder / "cache"), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "h2o_lab.run", *overrides, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_sweep_records_every_cell_and_prints_one_table(workplace):
+    done = run(workplace, "-m", "policy=full,h2o,local", "budget=0.2,0.6", "results_dir=sweep", "tracker=wandb")
+    assert done.returncode == 0, done.stderr
+    assert "6 cells, 0 without a result" in done.stdout
+    for word in ("full", "h2o", "local", "0.2", "0.6", "±", "KiB"):
+        assert word in done.stdout
+    frame = load(workplace / "sweep")
+    assert sorted(zip(frame.policy, frame.budget.fillna(0), strict=True)) == [
+        ("full", 0),
+        ("full", 0),
+        ("h2o", 0.2),
+        ("h2o", 0.6),
+        ("local", 0.2),
+        ("local", 0.6),
+    ]
+    assert set(frame.status) == {"finished"}
+    assert (frame["fewshot.from"] == "the last 6 rows of split validation (set aside, not evaluated)").all()
+    for column in ("acc", "acc_stderr", "acc_norm", "acc_token_mean", "k_mean", "k_min", "k_max", "seed"):
+        assert frame[column].notna().all()
+    h2o = frame[frame.policy == "h2o"].set_index("budget")
+    assert h2o.loc[0.2, "k_max"] < h2o.loc[0.6, "k_min"]
+    samples = load_samples(workplace / "sweep")
+    assert len(samples) == 6 * 5
+    (first,) = (workplace / "sweep").glob("*/0")
+    assert yaml.safe_load((first / "config.yaml").read_text())["policy"]["_target_"] == "h2o_lab.policies.Full"
+    assert list(first.glob("wandb/offline-run-*"))
+    assert list((workplace / "sweep").glob("*/table.md"))
+
+
+def test_a_failing_cell_is_recorded_and_the_others_go_on(workplace):
+    done = run(workplace, "-m", "policy=h2o", "budget=0.5", "task.num_fewshot=0,20", "results_dir=broken")
+    assert done.returncode == 1
+    assert "2 cells, 1 without a result" in done.stdout
+    frame = load(workplace / "broken").set_index("status")
+    assert set(frame.index) == {"finished", "failed"}
+    record = json.loads((Path(frame.loc["failed", "path"]) / "result.json").read_text())
+    assert record["error"].startswith("task.num_fewshot=20 asks for more examples than the 6 rows")
+    assert record["policy"] == "h2o"
+
+
+def test_the_same_cell_twice_gives_the_same_records_in_two_folders(workplace):
+    for _ in range(2):
+        done = run(workplace, "policy=h2o", "budget=0.3", "results_dir=twice")
+        assert done.returncode == 0, done.stderr
+    first, second = sorted((workplace / "twice").glob("*/samples.jsonl"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+BAD = {
+    "a typo in a policy": (["policy=h20", "budget=0.2"], "Could not find 'policy/h20'.*h2o"),
+    "a typo in a key": (["policy=h2o", "bugdet=0.2"], "Could not override 'bugdet'"),
+    "a typo in a policy's field": (["policy.recnt_fraction=0.3", "budget=0.2"], "recnt_fraction"),
+    "budget 0": (["budget=0"], r"budget=0.0 is out of range: budget must be in \(0, 1\]"),
+    "budget 1.5": (["budget=1.5"], r"budget=1.5 is out of range: budget must be in \(0, 1\]"),
+    "budget abc": (["budget=abc"], "Value 'abc' of type 'str' could not be converted to Float"),
+    "both budgets": (["budget=0.2", "budget_tokens=20"], "budget=0.2 and budget_tokens=20 are both set"),
+    "no budget": (["policy=h2o"], "no budget is set"),
+    "a missing data folder": (["budget=0.2", "data.dir=nowhere"], "nowhere"),
+    "a task that the packaged data lacks": (
+        ["budget=0.2", "data=packaged", "task=copa", "data.dir=null"],
+        "data=packaged has no copa.*data=folder",
+    ),
+    "a missing model folder": (["budget=0.2", "model=local", "model.path=nowhere"], "nowhere"),
+    "recent larger than k": (
+        ["policy.recent_fraction=null", "policy.recent_tokens=64", "budget_tokens=20"],
+        "more than budget_tokens=20: budget_tokens must be 64 or more",
+    ),
+    "sinks larger than k": (["policy=streaming", "budget_tokens=4"], "budget_tokens must be 5 or more"),
+    "rolling positions with OPT": (
+        ["budget=0.2", "model=local", "model.path=opt", "positions=rolling"],
+        "its positions are learned",
+    ),
+    "a text longer than the position table": (
+        ["budget=0.2", "model=local", "model.path=opt", "task.num_fewshot=5"],
+        "the model's position table has 256",
+    ),
+    "an unknown executor": (["budget=0.2", "executor=fast"], "executor=fast is unknown.*auto, reference, numba"),
+    "a task that is none": (
+        ["budget=0.2", "task=lm_eval", "task.name=piqua", "data=hub", "data.dir=null"],
+        "piqua",
+    ),
+    "no samples": (["budget=0.2", "task.limit=0"], "task.limit=0 is out of range"),
+    "an unknown tracker": (["budget=0.2", "tracker.name=paper"], "allowed are wandb, none"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence_and_no_traceback(workplace, case):
+    overrides, message = BAD[case]
+    done = run(workplace, *overrides, f"results_dir=bad/{case.replace(' ', '_')}".replace("'", ""))
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode in (1, 2)
+    assert re.search(message, said), said
+    assert "Traceback" not in said
+
+
+def test_a_bad_cell_stops_a_sweep_before_the_first_cell(workplace):
+    done = run(workplace, "-m", "policy=h2o", "budget=0.2,1.5", "results_dir=early")
+    assert done.returncode == 2
+    assert "budget=1.5 is out of range" in done.stderr
+    assert "nothing was run" in done.stderr
+    assert not list((workplace / "early").rglob("result.json"))
+
+
+def test_the_readme_s_policy_runs(workplace):
+    """The worked example of README.md, from its own text."""
+    readme = (ROOT / "README.md").read_text().split("## Add a policy")[1].split("\n## ")[0]
+    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    config = re.search(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    assert code
+    assert config
+    (workplace / "key_norm.py").write_text(code[1])
+    (workplace / "my_conf" / "policy").mkdir(parents=True)
+    (workplace / "my_conf" / "policy" / "key_norm.yaml").write_text(config[1])
+    place = f"hydra.searchpath=[file://{workplace / 'my_conf'}]"
+    done = run(workplace, place, "policy=key_norm", "budget=0.2", "results_dir=own")
+    assert done.returncode == 0, done.stderr
+    assert load(workplace / "own").policy.tolist() == ["key_norm"]
