@@ -18,13 +18,13 @@ from h2o_lab.results import load, load_samples
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, folded into the 97 entries of the random models."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i % 97 for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per printable ASCII character: the 97 entries of the random models."""
+    characters = ["<end>", *pre_tokenizers.ByteLevel().pre_tokenize_str(" \n")[0][0], *map(chr, range(33, 127))]
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(characters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="!", pad_token="!")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def workplace(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     for family in ("llama", "opt"):
         random_model(family).save_pretrained(folder / family)
-        byte_tokenizer().save_pretrained(folder / family)
+        character_tokenizer().save_pretrained(folder / family)
     rows = [
         {
             "goal": f"walk to the place with the number {i} on it",
