@@ -27,13 +27,16 @@ POLICIES: tuple[Policy, ...] = (H2O(), Streaming(), Local(), Random(), H2Only())
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--articles", type=int, default=2)
+    parser.add_argument("--data-dir", help="a folder that holds xsum/<split>.jsonl, instead of the packaged rows")
+    parser.add_argument("--split", default="validation")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.04, 0.2, 0.6])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     loaded = packaged_model(args.threads)
-    rows = load_rows("xsum", DataConfig(source="packaged"))
+    source = DataConfig(source="folder", dir=args.data_dir) if args.data_dir else DataConfig(source="packaged")
+    rows = load_rows("xsum", source)
     assert rows is not None
-    texts = (loaded.tokenizer(row["document"]).input_ids for row in rows.splits["validation"])
+    texts = (loaded.tokenizer(row["document"]).input_ids for row in rows.splits[args.split])
     articles = [ids[:LENGTH] for ids in texts if len(ids) >= LENGTH][: args.articles]
     ids = torch.tensor(articles)
 

@@ -7,6 +7,7 @@ python -m h2o_lab.run -m policy=h2o,local budget=0.04,0.2,0.6
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from functools import lru_cache
@@ -65,7 +66,7 @@ def main(cfg: Config) -> None:
         logger.exception("this cell failed: %s", name)
         _end(in_sweep, 1)
     else:
-        logger.info("%s: %s; results in %s", name, headline(record), folder)
+        logger.info("%s: %s; results in %s", name, headline(record), os.path.relpath(folder))
 
 
 def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:

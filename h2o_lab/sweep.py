@@ -14,13 +14,14 @@ from omegaconf import DictConfig
 from h2o_lab.checks import check
 from h2o_lab.config import Config
 from h2o_lab.errors import UserError
-from h2o_lab.log import complain
+from h2o_lab.log import complain, set_up
 
 
 class CheckAllCells(Callback):
     """Hydra callback: composes and checks all cells of a multirun; the process ends with code 2 if one is wrong."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        set_up()
         for overrides in cells(list(config.hydra.overrides.task)):
             try:
                 check(cast(Config, compose("config", overrides)))

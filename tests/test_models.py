@@ -23,10 +23,11 @@ from transformers import (
     T5Config,
 )
 
-from h2o_lab import hub, load_config, load_model, smollm2
+from h2o_lab import hub
 from h2o_lab.config import ModelConfig, config_dir, register
 from h2o_lab.errors import UserError
 from h2o_lab.hub import hub_access
+from h2o_lab.models import load_config, load_model, smollm2
 from h2o_lab.models.placement import parse_device
 
 SIZE = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
