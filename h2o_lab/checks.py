@@ -22,11 +22,12 @@ class Plan:
 
 
 def check(cfg: Config) -> Plan:
-    """Check everything that needs no weights and no data.
+    """Check everything that needs no weights; the data is read, the packaged model and data are fetched.
 
     Raises:
         UserError: names the key, its value and what is allowed.
     """
+    from h2o_lab.data import load_rows
     from h2o_lab.results.trackers import check_tracker
 
     _check_numbers(cfg)
@@ -39,6 +40,8 @@ def check(cfg: Config) -> Plan:
     if budget is not None and budget.tokens is not None:
         policy.check_tokens(budget.tokens)
     _check_model(cfg)
+    if not cfg.task.include_path:
+        load_rows(cfg.task.name, cfg.data)
     return Plan(policy, budget if policy.evicts else None)
 
 
