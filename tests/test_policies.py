@@ -66,6 +66,7 @@ def test_bad_budgets(fields, message):
         (lambda: Streaming(sink_tokens=-1), "sink_tokens must be a whole number, 0 or more"),
         (lambda: Streaming(sink_tokens=2.5), "sink_tokens must be a whole number"),
         (lambda: H2O(priority="loudest"), "priority must be one of accumulated, mean, last, static"),
+        (lambda: Local(sink_tokens=4), "recent_fraction=1 leaves no room for sink_tokens=4"),
         (lambda: H2O(group_reduce="median"), "group_reduce must be sum or max"),
     ],
 )
@@ -88,8 +89,10 @@ def test_a_cap_that_no_sample_could_satisfy():
     Streaming().check_tokens(5)
     with pytest.raises(UserError, match="budget_tokens must be 5 or more"):
         Streaming().check_tokens(4)
-    with pytest.raises(UserError, match="more than budget_tokens=10: budget_tokens must be 64 or more"):
+    with pytest.raises(UserError, match="than budget_tokens=10 can hold: budget_tokens must be 64 or more"):
         Local(recent_fraction=None, recent_tokens=64).check_tokens(10)
+    with pytest.raises(UserError, match="budget_tokens must be 7 or more"):
+        H2O(sink_tokens=4).check_tokens(5)
 
 
 def test_random_depends_on_seed_layer_head_and_position_alone():

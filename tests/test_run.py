@@ -139,7 +139,7 @@ BAD = {
     "a missing model folder": (["budget=0.2", "model=local", "model.path=nowhere"], "nowhere"),
     "recent larger than k": (
         ["policy.recent_fraction=null", "policy.recent_tokens=64", "budget_tokens=20"],
-        "more than budget_tokens=20: budget_tokens must be 64 or more",
+        "than budget_tokens=20 can hold: budget_tokens must be 64 or more",
     ),
     "sinks larger than k": (["policy=streaming", "budget_tokens=4"], "budget_tokens must be 5 or more"),
     "rolling positions with OPT": (

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from h2o_lab.attention.executors import attend, check_executor
 from h2o_lab.attention.state import Caps, LayerState
 from h2o_lab.errors import UserError
-from h2o_lab.policies import Budget, Policy
+from h2o_lab.policies import Budget, Policy, Priority
 
 PREFILLS = ("evict", "full")
 LAYER = "_h2o_lab_layer"
@@ -31,7 +31,7 @@ class EvictionCache(Cache):
             to itself in full; then the rule is applied until k entries are left).
         executor: see `attend`.
         seed: seed of policies that draw.
-        capacity: slots to reserve where there is no cap; grown when more are needed.
+        capacity: slots to allocate where the cap asks for more or there is none; grown when more are needed.
 
     Raises:
         UserError: an argument is not among those allowed.
@@ -121,6 +121,12 @@ class EvictionCache(Cache):
         """Bytes allocated for keys and values, over all layers."""
         return sum(state.kv_bytes_reserved for state in self.states)
 
+    @property
+    def kv_bytes_peak(self) -> int:
+        """Most bytes allocated at once: with `prefill: full` one layer holds its whole prompt before it shrinks."""
+        prompt = max((layer.prompt_bytes for layer in self.evicting), default=0)
+        return self.kv_bytes_reserved + prompt
+
     def crop(self, tokens_to_remove: int) -> None:
         raise UserError("an evicting cache cannot be cropped (assisted decoding): evicted tokens are gone.")
 
@@ -140,6 +146,9 @@ class EvictionLayer(CacheLayerMixin):
         self.state: LayerState | None = None
         self.length = 0
         """Columns fed so far, padding included: what transformers calls the sequence length."""
+        self.prompt_bytes = 0
+        """Bytes that the prompt took before `prefill: full` let it shrink."""
+        self._waiting = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.is_initialized = True
@@ -148,7 +157,12 @@ class EvictionLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the new keys and values as they are; the attention function inserts them."""
-        self.is_initialized = True
+        if self._waiting:
+            raise UserError(
+                "the model did not attend through its EvictionCache: call it inside eviction_attention(model), "
+                "with a model whose attention takes the keys as the cache returns them."
+            )
+        self.is_initialized = self._waiting = True
         self.length += key_states.shape[-2]
         setattr(key_states, LAYER, self)
         return key_states, value_states
@@ -157,6 +171,7 @@ class EvictionLayer(CacheLayerMixin):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, valid: torch.Tensor | None
     ) -> torch.Tensor:
         """Attention of the new tokens under the policy; shapes as in `h2o_lab.attention.attend`."""
+        self._waiting = False
         prompt_in_full = self.state is None and self.cache.prefill == "full" and self.cache.policy.evicts
         caps = self._caps(k, valid) if self.state is None else self.state.caps
         static = self._static_priority(k, valid)
@@ -171,6 +186,7 @@ class EvictionLayer(CacheLayerMixin):
             )
         out = attend(q, k, v, self.state, scale=scale, valid=valid, static=static, executor=self.cache.executor)
         if prompt_in_full:
+            self.prompt_bytes = self.state.kv_bytes_reserved
             self.state = self.state.shrunk(caps)
         return out
 
@@ -179,6 +195,8 @@ class EvictionLayer(CacheLayerMixin):
         return self.cache.caps_for(torch.full((batch,), length) if valid is None else valid.sum(dim=1).cpu().long())
 
     def _static_priority(self, k: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor | None:
+        if self.cache.policy.priority is not Priority.STATIC:
+            return None
         batch, _, length, _ = k.shape
         seen = self.state.seen if self.state is not None else torch.zeros(batch, dtype=torch.int64)
         order = torch.arange(length)[None] if valid is None else valid.long().cumsum(dim=1).cpu() - 1
@@ -196,8 +214,8 @@ class EvictionLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.state = None
-        self.length = 0
-        self.is_initialized = False
+        self.length = self.prompt_bytes = 0
+        self.is_initialized = self._waiting = False
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.state is not None:

@@ -41,7 +41,6 @@ def attend(
 
 
 def _append(state: LayerState, k, v, static, valid: torch.Tensor, order: torch.Tensor) -> None:
-    state.reserve(int((state.seen + order[:, -1].cpu()).max()))
     seen = state.seen.to(order.device)
     rows, columns = valid.nonzero(as_tuple=True)
     slots = seen[rows] + order[rows, columns] - 1

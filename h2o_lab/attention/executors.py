@@ -49,8 +49,7 @@ def attend(
     if valid is None:
         valid = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
     run = _choose(executor, q.device, state)
-    if not state.caps.bounded:
-        state.reserve(int((state.seen + valid.sum(dim=1).cpu()).max()))
+    state.reserve(int((state.seen + valid.sum(dim=1).cpu()).max()))
     return run(q, k, v, state, scale=scale, valid=valid, static=static)
 
 

@@ -32,18 +32,17 @@ def eviction_attention(model: PreTrainedModel) -> Iterator[None]:
         UserError: the model's attention cannot be replaced, or has a feature that eviction does not cover.
     """
     check_model(model.config)
+    if not model._can_set_attn_implementation():
+        raise UserError(
+            f"{type(model).__name__} does not let its attention be replaced; models whose attention goes through "
+            "transformers' attention interface do, for example OPT, LLaMA and GPT-NeoX."
+        )
     before = model.config._attn_implementation
     attention, masks = ALL_ATTENTION_FUNCTIONS._global_mapping, ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
     registered = NAME in attention
     attention[NAME], masks[NAME] = _attention, _padding
     try:
-        try:
-            model.set_attn_implementation(NAME)
-        except (ValueError, AttributeError) as error:
-            raise UserError(
-                f"{type(model).__name__} does not let its attention be replaced ({error}); models whose attention "
-                "goes through transformers' attention interface do, for example OPT, LLaMA and GPT-NeoX."
-            ) from error
+        model.set_attn_implementation(NAME)
         yield
     finally:
         model.set_attn_implementation(before)
@@ -63,8 +62,8 @@ def check_model(config: PretrainedConfig) -> None:
     windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     if kinds != {"full_attention"} or (windowed and not getattr(text, "layer_types", None)):
         raise UserError(
-            f"{config.model_type} mixes full attention with sliding or linear layers: eviction policies are "
-            "defined for models whose layers all attend in full."
+            f"{config.model_type} has layers that do not attend in full (sliding windows, linear attention): "
+            "eviction policies are defined for models whose layers all do."
         )
 
 
@@ -88,9 +87,13 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     layer = getattr(key, LAYER, None)
     if layer is None:
-        raise UserError("eviction needs an EvictionCache: pass one to the model as past_key_values.")
-    if kwargs.get("softcap") is not None:
-        raise UserError(f"{type(module).__name__} caps its logits, which eviction policies do not cover.")
+        raise UserError(
+            f"{type(module).__name__} attends without an EvictionCache: pass one to the model as past_key_values; "
+            "if there is one, this model changes its keys after the cache, which eviction does not cover."
+        )
+    for extra in ("softcap", "s_aux", "sliding_window"):
+        if kwargs.get(extra) is not None:
+            raise UserError(f"{type(module).__name__} attends with {extra}, which eviction does not cover.")
     if query.requires_grad:
         raise UserError("eviction is for inference only: call the model under torch.no_grad().")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5

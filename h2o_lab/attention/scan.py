@@ -97,7 +97,7 @@ def _choice(comparison: str):
 _larger, _smaller = _choice(">"), _choice("<")
 
 
-@numba.njit(inline="always", fastmath=FAST)
+@numba.njit(inline="always", fastmath=FAST, error_model="numpy")
 def _exp(x):
     """e**x for x <= 0 in float32, relative error below 3e-7; exactly 0 below -87."""
     f = max(x, np.float32(-87.0)) * np.float32(1.44269504)
@@ -113,7 +113,7 @@ def _exp(x):
     return p * _power_of_two(whole) if x > np.float32(-87.0) else np.float32(0.0)  # type: ignore[call-arg]
 
 
-@numba.njit(fastmath=FAST, cache=True)
+@numba.njit(fastmath=FAST, cache=True, error_model="numpy")
 def _victim(end, positions, values, offset, newest, sink):
     """The living, unprotected column with the smallest value, then the smallest position."""
     smallest = np.float32(np.inf)
@@ -124,19 +124,19 @@ def _victim(end, positions, values, offset, newest, sink):
     for i in range(end):
         open_ = (offset[i] == 0) & (positions[i] <= newest) & (positions[i] >= sink)
         oldest = min(oldest, positions[i] if open_ & (values[i] <= smallest) else np.int32(FAR))
-    at = np.int32(0)
+    at = np.int32(0)  # what remains where the model's numbers are NaN; the caller's result is NaN then, too
     for i in range(end):
         at = max(at, np.int32(i) if (positions[i] == oldest) & (offset[i] == 0) else np.int32(0))
     return at
 
 
-@numba.njit(fastmath=FAST, cache=True)
+@numba.njit(fastmath=FAST, cache=True, error_model="numpy")
 def _means(means, scores, positions, end, seen):
     for i in range(end):
         means[i] = scores[i] / np.float32(seen - positions[i])
 
 
-@numba.njit(fastmath=FAST, cache=True)
+@numba.njit(fastmath=FAST, cache=True, error_model="numpy")
 def _attend(row, offset, received, end, first, by_max):
     """Softmax over the living columns of row[:end] in place, zeros behind; adds up what they received."""
     top = np.float32(-np.inf)
@@ -163,7 +163,7 @@ def _attend(row, offset, received, end, first, by_max):
     row[end:] = np.float32(0.0)
 
 
-@numba.njit(fastmath=FAST, cache=True)
+@numba.njit(fastmath=FAST, cache=True, error_model="numpy")
 def _account(scores, received, end, replace):
     for i in range(end):
         scores[i] = received[i] if replace else scores[i] + received[i]

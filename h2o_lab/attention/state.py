@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import torch
 
+from h2o_lab.errors import UserError
 from h2o_lab.policies import Policy, Priority
+from h2o_lab.policies.budget import SMALLEST
 
 UNBOUNDED = torch.iinfo(torch.int64).max // 4
 EMPTY = -1
@@ -31,9 +33,15 @@ class Caps:
 
     @classmethod
     def of(cls, policy: Policy, k: Sequence[int]) -> Caps:
-        """Resolve a policy under one cap per sequence; the full cache has no cap."""
+        """Resolve a policy under one cap per sequence; the full cache has no cap.
+
+        Raises:
+            UserError: a cap is below 2.
+        """
         if not policy.evicts:
             return cls.unbounded(len(k))
+        if min(k) < SMALLEST:
+            raise UserError(f"a cache of k={min(k)} entries cannot be: k must be {SMALLEST} or more.")
         sizes = [policy.protection(n) for n in k]
         recent, sink = (torch.tensor([s[i] for s in sizes], dtype=torch.int64) for i in (0, 1))
         return cls(torch.tensor(list(k), dtype=torch.int64), recent, sink, torch.tensor([s.cut for s in sizes]))
@@ -60,7 +68,8 @@ class LayerState:
     Entries lie in slots 0 .. held-1 of their head, in no particular order; a slot is reused in place.
 
     Attributes:
-        keys, values: [B, H, C, D] in the model's dtype; C is the largest cap of the batch.
+        keys, values: [B, H, C, D] in the model's dtype; C is the largest cap of the
+            batch, or less while fewer tokens have been seen.
         positions: int32 [B, H, C], absolute position of each entry in its sequence, EMPTY where there is none.
         scores: float32 [B, H, C], attention received since the entry came in.
         static: float32 [B, H, C], numbers that `Priority.STATIC` ranks by, or None.
@@ -95,11 +104,12 @@ class LayerState:
             policy: the rule.
             caps: one cap per sequence.
             like_keys, like_values: [B, H, T, D], for shape, dtype and device.
-            capacity: slots to reserve where there is no cap; grown when more are needed.
+            capacity: slots to allocate where the cap asks for more or there is none, by default T; grown
+                when more are needed.
             static: whether entries carry a static priority.
         """
         batch, heads = like_keys.shape[:2]
-        slots = int(caps.k.max()) if caps.bounded else capacity or 0
+        slots = min(int(caps.k.max()), capacity or like_keys.shape[2])
         per_entry = (batch, heads, slots)
         device = like_keys.device
         return cls(
@@ -135,11 +145,11 @@ class LayerState:
         return self.keys.nbytes + self.values.nbytes
 
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` entries per head where there is no cap (capacity grows by a quarter at least)."""
-        have = self.keys.shape[2]
-        if slots <= have:
+        """Make room for `slots` entries per head, or k where that is less; grows by a quarter at least."""
+        have, most = self.keys.shape[2], int(self.caps.k.max())
+        if min(slots, most) <= have:
             return
-        more = max(slots, have + have // 4) - have
+        more = min(max(slots, have + have // 4), most) - have
         self.keys = _grow(self.keys, more, 0)
         self.values = _grow(self.values, more, 0)
         self.positions = _grow(self.positions, more, EMPTY)

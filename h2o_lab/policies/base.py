@@ -1,5 +1,6 @@
 """What a policy is: who is protected, and how the rest are ranked. No executor lives here."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from enum import IntEnum
@@ -66,6 +67,11 @@ class Policy:
         _check_number(self, "recent_fraction", 0, 1, float)
         _check_number(self, "recent_tokens", 1, math.inf, int)
         _check_number(self, "sink_tokens", 0, math.inf, int)
+        if self.recent_fraction == 1 and self.sink_tokens:
+            raise UserError(
+                f"policy {self.name}: recent_fraction=1 leaves no room for sink_tokens={self.sink_tokens}: lower it, "
+                "or set it to null for all that the sinks leave."
+            )
         if self.group_reduce not in ("sum", "max"):
             raise UserError(f"policy {self.name}: group_reduce must be sum or max, and is {self.group_reduce!r}.")
         try:
@@ -94,12 +100,13 @@ class Policy:
         Raises:
             UserError: names the sets and the smallest cap that would do.
         """
-        if self.evicts and self.protection(k).cut:
-            recent = self.recent_tokens or 1
-            raise UserError(
-                f"policy {self.name} protects {recent} recent and {self.sink_tokens} sink tokens at least, "
-                f"more than budget_tokens={k}: budget_tokens must be {recent + self.sink_tokens} or more."
-            )
+        if not self.evicts or not self.protection(k).cut:
+            return
+        enough = next(more for more in itertools.count(k) if not self.protection(more).cut)
+        raise UserError(
+            f"policy {self.name} protects more recent and sink tokens than budget_tokens={k} can hold: "
+            f"budget_tokens must be {enough} or more."
+        )
 
     def static_priority(
         self, positions: torch.Tensor, keys: torch.Tensor, layer: int, seed: int

@@ -104,7 +104,7 @@ class Scorer:
         """Score all choices of all questions; `advance` is told how many choices were done.
 
         Raises:
-            UserError: a text is longer than the model's position table.
+            UserError: a text is longer than the model's position table, or the model's numbers are not finite.
         """
         self._check_lengths(questions)
         units = [unit for index, choices in enumerate(questions) for unit in self._units(index, choices)]
@@ -176,12 +176,14 @@ class Scorer:
             prefill=self.prefill,
             executor=self.executor,
             seed=self.seed,
-            capacity=max(len(prefix) for prefix in prefixes),
+            capacity=max(len(choice.tokens) for unit in units for choice in unit.choices),
         )
         lengths = torch.tensor([len(prefix) for prefix in prefixes])
         ends = torch.zeros(len(units), int(lengths.max()), dtype=torch.bool)
         ends[torch.arange(len(units)), lengths - 1] = True
         logits = self._forward(prefixes, torch.zeros_like(lengths), None, ends, cache)
+        if len(cache.states) < len(cache.evicting):
+            raise UserError(f"{type(self.model).__name__} does not use its cache in every layer: it cannot be run.")
 
         owner = torch.tensor([i for i, unit in enumerate(units) for _ in unit.choices])
         choices = [choice for unit in units for choice in unit.choices]
@@ -195,15 +197,21 @@ class Scorer:
         if max(len(rest) for rest in rests) > 1:
             self._follow(rests, choices, lengths[owner], int(lengths.max()), branches, totals, matches)
         self.cost.kv_bytes_reserved = max(
-            self.cost.kv_bytes_reserved, cache.kv_bytes_reserved + branches.kv_bytes_reserved
+            self.cost.kv_bytes_reserved, cache.kv_bytes_peak, cache.kv_bytes_reserved + branches.kv_bytes_reserved
         )
+        if not totals.isfinite().all():
+            raise UserError(
+                f"the model's log-likelihoods are not finite in {self.model.dtype}: use model.dtype=float32 or "
+                "bfloat16, or check its weights."
+            )
         return [
-            Score(total, match, len(choice.continuation), units[i].k, cut, size)
-            for total, match, choice, i, cut, size in zip(
+            Score(total, match, len(choice.continuation), units[i].k if self.policy.evicts else fed, cut, size)
+            for total, match, choice, i, fed, cut, size in zip(
                 totals.tolist(),
                 matches.tolist(),
                 choices,
                 owner.tolist(),
+                branches.seen.tolist(),
                 branches.states[0].caps.cut.tolist(),
                 branches.kv_bytes_resident.tolist(),
                 strict=True,
