@@ -103,7 +103,7 @@ class Config:
     executor: str = "auto"
     """`auto` (by device), `reference` (plain PyTorch) or `numba` (compiled, CPU)."""
     seed: int = 0
-    """Seed of everything random in a run."""
+    """Seed of policies that draw; the few-shot examples have `task.fewshot_seed`."""
     results_dir: str = "results"
     """Folder that receives one result folder per cell."""
 

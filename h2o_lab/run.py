@@ -6,6 +6,7 @@ python -m h2o_lab.run -m policy=h2o,local budget=0.04,0.2,0.6
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -32,8 +33,12 @@ register()
 
 
 @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
-def main(cfg: Config) -> None:
-    """Run one cell and record it; a failure is recorded too, and does not stop a sweep."""
+def main(cfg: Config) -> float | None:
+    """Run one cell and record it; a failure is recorded too, and does not stop a sweep.
+
+    Returns:
+        The main metric, for sweepers that optimise; None where the cell failed.
+    """
     from h2o_lab.results import open_result
     from h2o_lab.results.trackers import tracker
 
@@ -67,11 +72,14 @@ def main(cfg: Config) -> None:
         _end(in_sweep, 1)
     else:
         logger.info("%s: %s; results in %s", name, headline(record), os.path.relpath(folder))
+        return record["metrics"][record["main_metric"]]
+    return None
 
 
 def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Load, evaluate and describe one cell: (the result record, one record per question)."""
-    from h2o_lab.results.environment import environment, peak_memory_bytes
+    from h2o_lab.attention.executors import warm_up
+    from h2o_lab.results.environment import environment, peak_memory_bytes, reset_peak_memory
     from h2o_lab.tasks.multiple_choice import evaluate, load_task
     from h2o_lab.tasks.scoring import Scorer
 
@@ -84,6 +92,10 @@ def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, An
     scorer = Scorer(
         loaded.model, plan.policy, plan.budget, cfg.prefill, cfg.executor, cfg.seed, cfg.task.batch_tokens
     )
+    start = time.perf_counter()
+    warm_up(cfg.executor, loaded.device)
+    seconds["compile"] = time.perf_counter() - start
+    reset_peak_memory(loaded.device)
     start = time.perf_counter()
     evaluation = evaluate(data, cfg.task, scorer, loaded.tokenizer)
     seconds["evaluate"] = time.perf_counter() - start
@@ -136,6 +148,8 @@ def describe(cfg: Config, plan: Plan) -> dict[str, Any]:
         "model": cfg.model.name,
         "task": cfg.task.name,
         "policy": plan.policy.name,
+        "policy_fields": dataclasses.asdict(plan.policy) | {"priority": plan.policy.priority.name.lower()},
+        "dtype": cfg.model.dtype,
         "budget": cfg.budget if plan.budget else None,
         "budget_tokens": cfg.budget_tokens if plan.budget else None,
         "budget_base": cfg.budget_base,

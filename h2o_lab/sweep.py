@@ -7,7 +7,10 @@ from typing import Any, cast
 
 from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -22,15 +25,17 @@ class CheckAllCells(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         set_up()
-        for overrides in cells(list(config.hydra.overrides.task)):
+        hydra_words = list(config.hydra.overrides.hydra)
+        loader = GlobalHydra.instance().config_loader()
+        for overrides in cells(list(config.hydra.overrides.task), loader):
             try:
-                check(cast(Config, compose("config", overrides)))
-            except UserError as error:
+                check(cast(Config, compose("config", overrides + hydra_words)))
+            except (UserError, HydraException) as error:
                 complain(f"{error} (cell {' '.join(overrides)}; nothing was run)")
                 sys.exit(2)
 
 
-def cells(overrides: list[str]) -> list[list[str]]:
+def cells(overrides: list[str], loader: ConfigLoader) -> list[list[str]]:
     """The override lists of all cells of a sweep, in the order the basic sweeper runs them."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
     return [cell for batch in BasicSweeper.split_arguments(parsed, max_batch_size=None) for cell in batch]

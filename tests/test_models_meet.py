@@ -4,7 +4,15 @@ import pytest
 import torch
 from conftest import REAL_MODELS, random_model
 from invariants import EVICTING, EXECUTORS, POLICIES
-from transformers import Gemma2Config, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config
+from transformers import (
+    Gemma2Config,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -247,3 +255,40 @@ def test_models_that_do_not_attend_in_full_are_refused():
         check_model(config)
     assert position_limit(OPTConfig(max_position_embeddings=77)) == 77
     assert position_limit(LlamaConfig()) is None
+
+
+def test_a_cache_used_outside_the_context_is_an_error_not_garbage(tiny_model):
+    cache = cache_for(tiny_model, "full")
+    tiny_model(ids_for(tiny_model), cache=cache)
+    with pytest.raises(UserError, match="did not attend through its EvictionCache"):
+        tiny_model(ids_for(tiny_model, 1), cache=cache)
+
+
+def test_models_whose_attention_cannot_be_replaced_are_refused():
+    model = GPTNeoForCausalLM(
+        GPTNeoConfig(vocab_size=97, hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global"], 2]])
+    )
+    with pytest.raises(UserError, match="does not let its attention be replaced"), eviction_attention(model):
+        pass
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_memory_follows_the_text_where_the_cap_is_far_beyond_it(tiny_model, executor):
+    cache = cache_for(tiny_model, k=10**9, executor=executor)
+    logits(tiny_model, ids_for(tiny_model, 40), cache, [30, 10])
+    assert cache.kv_bytes_reserved == cache.kv_bytes_resident.item()
+
+
+@pytest.mark.parametrize("k", [1, 0, -3])
+def test_caps_below_two_are_refused(tiny_model, k):
+    with pytest.raises(UserError, match="k must be 2 or more"):
+        logits(tiny_model, ids_for(tiny_model), cache_for(tiny_model, k=k))
+
+
+def test_the_peak_of_a_full_prefill_includes_the_prompt(tiny_model):
+    caches = [cache_for(tiny_model, k=8, prefill=prefill) for prefill in ("evict", "full")]
+    for cache in caches:
+        logits(tiny_model, ids_for(tiny_model, 64), cache)
+    evict, full = caches
+    assert evict.kv_bytes_peak == evict.kv_bytes_reserved == full.kv_bytes_reserved
+    assert full.kv_bytes_peak == full.kv_bytes_reserved + full.kv_bytes_reserved // 3 * 64 // 8

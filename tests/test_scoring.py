@@ -109,3 +109,12 @@ def test_other_families(family):
     for choices, scores in zip(asked, Scorer(model, H2O(), Budget(tokens=12)).score(asked), strict=True):
         for choice, score in zip(choices, scores, strict=True):
             assert score.logprob == pytest.approx(alone(model, H2O(), 12, choice, "evict")[0], abs=2e-4)
+
+
+@pytest.mark.parametrize("executor", ["reference", "numba"])
+def test_numbers_that_are_not_finite_are_an_error(executor):
+    model = random_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="not finite in torch.float32"):
+        Scorer(model, H2O(), Budget(tokens=8), executor=executor).score(questions())

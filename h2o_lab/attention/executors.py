@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 
 from h2o_lab.attention import dense, reference
-from h2o_lab.attention.state import LayerState
+from h2o_lab.attention.state import Caps, LayerState
 from h2o_lab.errors import UserError
+from h2o_lab.policies import H2O
 
 EXECUTORS = ("auto", "reference", "numba")
 
@@ -63,6 +64,15 @@ def check_executor(name: str, device: torch.device) -> None:
         raise UserError(f"executor={name} is unknown: it must be one of {', '.join(EXECUTORS)}.")
     if name == "numba" and device.type != "cpu":
         raise UserError(f"executor=numba runs on the CPU, and the model is on {device}: use auto or reference.")
+
+
+def warm_up(name: str, device: torch.device) -> None:
+    """Compile what the executor needs on this device, so that it is not part of what is timed (once, 10 s)."""
+    if name == "numba" or (name == "auto" and device.type == "cpu"):
+        token = torch.zeros(1, 1, 2, 8)
+        policy = H2O()
+        state = LayerState.empty(policy, Caps.of(policy, [2]), token, token)
+        attend(token, token, token, state, scale=1.0, executor="numba")
 
 
 def _choose(name: str, device: torch.device, state: LayerState) -> Callable[..., torch.Tensor]:

@@ -124,9 +124,14 @@ def _victim(end, positions, values, offset, newest, sink):
     for i in range(end):
         open_ = (offset[i] == 0) & (positions[i] <= newest) & (positions[i] >= sink)
         oldest = min(oldest, positions[i] if open_ & (values[i] <= smallest) else np.int32(FAR))
-    at = np.int32(0)  # what remains where the model's numbers are NaN; the caller's result is NaN then, too
+    at = np.int32(0)
     for i in range(end):
         at = max(at, np.int32(i) if (positions[i] == oldest) & (offset[i] == 0) else np.int32(0))
+    if (offset[at] == 0) & (positions[at] <= newest) & (positions[at] >= sink):
+        return at
+    for i in range(end):  # the values are NaN: any open column keeps the cap
+        if (offset[i] == 0) & (positions[i] <= newest) & (positions[i] >= sink):
+            return np.int32(i)
     return at
 
 

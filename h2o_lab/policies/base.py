@@ -69,8 +69,8 @@ class Policy:
         _check_number(self, "sink_tokens", 0, math.inf, int)
         if self.recent_fraction == 1 and self.sink_tokens:
             raise UserError(
-                f"policy {self.name}: recent_fraction=1 leaves no room for sink_tokens={self.sink_tokens}: lower it, "
-                "or set it to null for all that the sinks leave."
+                f"policy {self.name}: recent_fraction=1 leaves no room for sink_tokens={self.sink_tokens}: "
+                "lower it, or set it to null for all that the sinks leave."
             )
         if self.group_reduce not in ("sum", "max"):
             raise UserError(f"policy {self.name}: group_reduce must be sum or max, and is {self.group_reduce!r}.")

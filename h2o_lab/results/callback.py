@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
@@ -21,10 +22,18 @@ class SweepSummary(Callback):
     Switched on by `hydra.callbacks.summary._target_: h2o_lab.results.callback.SweepSummary`.
     """
 
+    def __init__(self) -> None:
+        self._failed = 0
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Count cells that returned no metric, those among them that could not even open a folder."""
+        finished = job_return.status is JobStatus.COMPLETED and job_return.return_value is not None
+        self._failed += not finished
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Render every result below `hydra.sweep.dir`, say where they lie and how many cells failed.
 
-        Ends the process with code 1 where a cell has no result.
+        Ends the process with code 1 where a cell failed.
         """
         from rich.console import Console
 
@@ -34,7 +43,7 @@ class SweepSummary(Callback):
             markdown, _ = write_table(frame, folder)
         except UserError as error:
             log.warning("%s", error)
-            return
+            sys.exit(1 if self._failed else 0)
         console = Console()
         if not console.is_terminal:
             console = Console(width=100)
@@ -46,5 +55,5 @@ class SweepSummary(Callback):
             highlight=False,
             soft_wrap=True,
         )
-        if bad:
+        if bad or self._failed:
             sys.exit(1)

@@ -42,7 +42,7 @@ def peak_memory_bytes(device: "torch.device | str") -> dict[str, int]:
     """The most memory in use so far, in bytes.
 
     `process` is resident memory since the process began, so a later cell of one sweep includes the earlier
-    ones; `cuda`, on a cuda `device` only, is what tensors took since `torch.cuda.reset_peak_memory_stats`.
+    ones; `cuda`, on a cuda `device` only, is what tensors took since `reset_peak_memory`.
     """
     import torch
 
@@ -51,6 +51,14 @@ def peak_memory_bytes(device: "torch.device | str") -> dict[str, int]:
     if place.type == "cuda":
         peak["cuda"] = torch.cuda.max_memory_allocated(place)
     return peak
+
+
+def reset_peak_memory(device: "torch.device | str") -> None:
+    """Start counting the peak of a cuda `device` anew; that of the process cannot be."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(torch.device(device))
 
 
 def git_state(package: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
     from h2o_lab.data import Rows
+    from h2o_lab.tasks.lm import EvictionLM
 
 POOL = 200
 """Rows set aside for few-shot examples where a source has no split to take them from (a quarter at most)."""
@@ -79,7 +80,8 @@ def load_task(task: TaskConfig, data: DataConfig) -> TaskData:
     from h2o_lab.data import load_rows
 
     rows = load_rows(task.name, data) if not task.include_path else None
-    overrides, origin, examples = _from_rows(rows, task) if rows else ({}, "hub", "the task's own split")
+    own = f"the definition in {task.include_path}" if task.include_path else "hub"
+    overrides, origin, examples = _from_rows(rows, task) if rows else ({}, own, "the task's own split")
     _quiet()
     built = _build(task, overrides)
     if built.OUTPUT_TYPE != "multiple_choice":
@@ -109,22 +111,26 @@ def _from_rows(rows: Rows, task: TaskConfig) -> tuple[dict[str, Any], str, str]:
     from datasets import Dataset, DatasetDict
 
     splits = dict(rows.splits)
-    asked = next(name for name in ("test", "validation") if name in splits)
+    asked = next((name for name in ("test", "validation") if name in splits), None)
+    if asked is None:
+        raise UserError(f"{rows.origin} has no split to evaluate: {task.name} needs test or validation rows.")
+    origin = f"{rows.origin}, split {asked}"
     if "train" in splits:
         examples = "split train"
     elif asked == "test" and "validation" in splits:
         splits["train"], examples = splits["validation"], "split validation (not evaluated)"
     else:
-        aside = min(POOL, len(splits[asked]) // 4)
-        splits["train"] = splits[asked][-aside:]
-        splits[asked] = splits[asked][:-aside]
+        whole = splits[asked]
+        aside = min(POOL, len(whole) // 4)
+        splits["train"], splits[asked] = whole[len(whole) - aside :], whole[: len(whole) - aside]
         examples = f"the last {aside} rows of split {asked} (set aside, not evaluated)"
-    if task.num_fewshot >= len(splits["train"]):
+        origin += f" less its last {aside} rows"
+    if task.num_fewshot > len(splits["train"]):
         raise UserError(
-            f"task.num_fewshot={task.num_fewshot} asks for more examples than the {len(splits['train'])} rows "
-            f"there are for them ({examples}) can give: use fewer."
+            f"task.num_fewshot={task.num_fewshot} asks for more examples than there are: {examples} "
+            f"has {len(splits['train'])}."
         )
-    tables = DatasetDict({name: Dataset.from_list(part) for name, part in splits.items()})
+    tables = DatasetDict({name: Dataset.from_list(part) for name, part in splits.items() if part})
     names = {
         "training_split": "train",
         "fewshot_split": "train",
@@ -132,7 +138,9 @@ def _from_rows(rows: Rows, task: TaskConfig) -> tuple[dict[str, Any], str, str]:
         "test_split": None,
     }
     names |= {f"{asked}_split": asked}
-    return {"custom_dataset": lambda **_: tables, **names}, f"{rows.origin}, split {asked}", examples
+    if "train" not in tables:
+        names |= {"training_split": None, "fewshot_split": None}
+    return {"custom_dataset": lambda **_: tables, **names}, origin, examples
 
 
 def evaluate(data: TaskData, task: TaskConfig, scorer: Scorer, tokenizer: Any) -> Evaluation:
@@ -148,11 +156,18 @@ def evaluate(data: TaskData, task: TaskConfig, scorer: Scorer, tokenizer: Any) -
     data.task.set_fewshot_seed(seed=task.fewshot_seed)
     lm = EvictionLM(scorer, tokenizer, task.add_bos_token)
     chosen = {"tasks": {task.name: data.task}, "groups": {}, "group_map": {}}
-    with redirect_stderr(StringIO()):  # lm-eval's own progress bar of building prompts; ours is elsewhere
-        results = lm_evaluate(lm, chosen, limit=task.limit, bootstrap_iters=BOOTSTRAP)
+    try:
+        with redirect_stderr(StringIO()):  # lm-eval's own progress bar of building prompts; ours is elsewhere
+            results = lm_evaluate(lm, chosen, limit=task.limit, bootstrap_iters=BOOTSTRAP)
+    except ValueError as error:
+        if "larger than population" not in str(error):
+            raise
+        raise UserError(
+            f"task.num_fewshot={task.num_fewshot} asks for more examples than {task.name} has."
+        ) from error
     assert results is not None
     records = sorted(results["samples"][task.name], key=lambda record: record["doc_id"])
-    samples = [_sample(record, lm, task.name) for record in records]
+    samples = [_sample(record, lm, data.task) for record in records]
     metrics = {
         key.removesuffix(",none"): float(value)
         for key, value in results["results"][task.name].items()
@@ -162,14 +177,16 @@ def evaluate(data: TaskData, task: TaskConfig, scorer: Scorer, tokenizer: Any) -
     return Evaluation(metrics, samples, [score for _, score in lm.scores.values()])
 
 
-def _sample(record: dict[str, Any], lm: Any, task: str) -> dict[str, Any]:
-    """One question: what was asked, the target, and what each choice got."""
+def _sample(record: dict[str, Any], lm: EvictionLM, task: Any) -> dict[str, Any]:
+    """One question: what was asked, which choice is right (`gold`, an index), and what each choice got."""
+    doc = record["doc"]
+    texts = list(task.doc_to_choice(doc))
     choices = []
     for index, (_, continuation) in enumerate(record["arguments"]):
-        choice, score = lm.scores[task, record["doc_id"], index]
+        choice, score = lm.scores[task.config.task, record["doc_id"], index]
         choices.append(
             {
-                "text": continuation,
+                "text": texts[index] + continuation if task.multiple_input else continuation,
                 "logprob": score.logprob,
                 "greedy": score.greedy,
                 "tokens": score.tokens,
@@ -179,25 +196,26 @@ def _sample(record: dict[str, Any], lm: Any, task: str) -> dict[str, Any]:
             }
         )
     means = [choice["logprob"] / choice["tokens"] for choice in choices]
-    target = record["target"]
-    by_mean = max(range(len(means)), key=means.__getitem__)
+    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    if isinstance(gold, str):
+        gold = texts.index(gold)
+    right = gold if isinstance(gold, list) else [gold]
     return {
         "doc_id": record["doc_id"],
-        "doc": record["doc"],
-        "target": target,
+        "doc": doc,
+        "gold": gold,
         "choices": choices,
         **{metric: record[metric] for metric in METRICS if isinstance(record.get(metric), (int, float))},
-        "acc_token_mean": float(by_mean == int(target)) if str(target).isdigit() else None,
+        "acc_token_mean": float(max(range(len(means)), key=means.__getitem__) in right),
     }
 
 
-def _mean_and_error(name: str, values: list[float | None]) -> dict[str, float]:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return {}
-    mean = sum(known) / len(known)
-    variance = sum((value - mean) ** 2 for value in known) / (len(known) - 1)
-    return {name: mean, f"{name}_stderr": (variance / len(known)) ** 0.5}
+def _mean_and_error(name: str, values: list[float]) -> dict[str, float]:
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return {name: mean}
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return {name: mean, f"{name}_stderr": (variance / len(values)) ** 0.5}
 
 
 def _quiet() -> None:
