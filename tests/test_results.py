@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -405,6 +406,17 @@ def test_a_sweep_without_results_says_so_and_no_more(tmp_path, caplog, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_cell_that_could_not_even_open_a_folder_counts_as_failed(tmp_path, caplog):
+    (tmp_path / "s").mkdir()
+    summary = SweepSummary()
+    job = JobReturn(status=JobStatus.COMPLETED)
+    job.return_value = None
+    summary.on_job_end(sweep_config(tmp_path), job)
+    with pytest.raises(SystemExit, match="1"):
+        summary.on_multirun_end(sweep_config(tmp_path))
+    assert "No result.json" in caplog.text
+
+
 def test_hydra_calls_the_summary_after_a_real_sweep(tmp_path):
     (tmp_path / "config.yaml").write_text(
         "budget: 0.5\nresults_dir: out\n"
@@ -419,6 +431,7 @@ def test_hydra_calls_the_summary_after_a_real_sweep(tmp_path):
         "    result = {'model': 'm', 'task': 't', 'policy': 'h2o', 'budget': cfg.budget}\n"
         "    result |= {'main_metric': 'acc', 'metrics': {'acc': cfg.budget}}\n"
         "    open_result(Path(HydraConfig.get().runtime.output_dir)).finish(result)\n"
+        "    return cfg.budget\n"
         "main()\n"
     )
     root = str(Path(__file__).resolve().parents[1])

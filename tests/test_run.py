@@ -189,6 +189,9 @@ def test_the_readme_s_policy_runs(workplace):
     (workplace / "my_conf" / "policy").mkdir(parents=True)
     (workplace / "my_conf" / "policy" / "key_norm.yaml").write_text(config[1])
     place = f"hydra.searchpath=[file://{workplace / 'my_conf'}]"
-    done = run(workplace, place, "policy=key_norm", "budget=0.2", "results_dir=own")
+    done = run(workplace, "-m", place, "policy=key_norm,h2o", "budget=0.2", "results_dir=own")
     assert done.returncode == 0, done.stderr
-    assert load(workplace / "own").policy.tolist() == ["key_norm"]
+    assert set(load(workplace / "own").policy) == {"key_norm", "h2o"}
+    done = run(workplace, "-m", place, "policy=key_norm,h2o", "budget=0.2,1.5", "results_dir=none")
+    assert done.returncode == 2
+    assert "nothing was run" in done.stderr

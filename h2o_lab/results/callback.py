@@ -43,7 +43,9 @@ class SweepSummary(Callback):
             markdown, _ = write_table(frame, folder)
         except UserError as error:
             log.warning("%s", error)
-            sys.exit(1 if self._failed else 0)
+            if self._failed:
+                sys.exit(1)
+            return
         console = Console()
         if not console.is_terminal:
             console = Console(width=100)
