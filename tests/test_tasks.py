@@ -1,0 +1,141 @@
+"""Multiple-choice tasks against lm-eval's own HFLM, and the bookkeeping of splits and examples."""
+
+import json
+
+import pytest
+from conftest import random_model
+from lm_eval.evaluator import evaluate as lm_evaluate
+from lm_eval.models.huggingface import HFLM
+from test_run import character_tokenizer
+
+from h2o_lab.config import DataConfig, TaskConfig
+from h2o_lab.errors import UserError
+from h2o_lab.policies import H2O, Budget, Full
+from h2o_lab.tasks.multiple_choice import evaluate, load_task
+from h2o_lab.tasks.scoring import Scorer
+
+PIQA = [{"goal": f"go {i}", "sol1": f"left {i * i}", "sol2": f"right {i}", "label": i % 2} for i in range(24)]
+WINOGRANDE = [
+    {"sentence": f"Ann paid Bob {i} as _ was rich.", "option1": "Ann", "option2": "Bob", "answer": str(i % 2 + 1)}
+    for i in range(24)
+]
+BOOK = [
+    {
+        "question_stem": f"Is {i} odd?",
+        "choices": {"text": ["no", "yes"], "label": ["A", "B"]},
+        "answerKey": "AB"[i % 2],
+    }
+    for i in range(24)
+]
+COPA = [
+    {"premise": f"It is {i}.", "choice1": "We go.", "choice2": "We stay on.", "question": "cause", "label": i % 2}
+    for i in range(24)
+]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Writes rows as a data folder; returns its configuration."""
+
+    def write(task: str, **splits: list[dict]) -> DataConfig:
+        (tmp_path / task).mkdir()
+        for name, rows in splits.items():
+            (tmp_path / task / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return DataConfig(source="folder", dir=str(tmp_path))
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "rows"), [("piqa", PIQA), ("winogrande", WINOGRANDE), ("copa", COPA)])
+@pytest.mark.parametrize("shots", [0, 2])
+def test_the_full_cache_equals_hflm(data, name, rows, shots):
+    model, tokenizer = random_model("llama"), character_tokenizer()
+    task = TaskConfig(name=name, num_fewshot=shots, limit=10)
+    loaded = load_task(task, data(name, validation=rows))
+    ours = evaluate(loaded, task, Scorer(model, Full(), None), tokenizer)
+    loaded.task.set_fewshot_seed(seed=task.fewshot_seed)
+    hflm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=3)
+    chosen = {"tasks": {name: loaded.task}, "groups": {}, "group_map": {}}
+    theirs = lm_evaluate(hflm, chosen, limit=10, bootstrap_iters=0)
+    for metric in ("acc", "acc_norm"):
+        if metric in ours.metrics:
+            assert ours.metrics[metric] == theirs["results"][name][f"{metric},none"]
+    records = sorted(theirs["samples"][name], key=lambda record: record["doc_id"])
+    for record, sample in zip(records, ours.samples, strict=True):
+        answers = [(answer[0], answer[1]) for answer in record["filtered_resps"]]
+        assert [c["logprob"] for c in sample["choices"]] == pytest.approx([a[0] for a in answers], abs=1e-3)
+        assert [c["greedy"] for c in sample["choices"]] == [a[1] for a in answers]
+
+
+def test_the_record_of_a_question_says_which_choice_is_right(data):
+    task = TaskConfig(name="winogrande", num_fewshot=0, limit=4)
+    loaded = load_task(task, data("winogrande", validation=WINOGRANDE))
+    found = evaluate(
+        loaded, task, Scorer(random_model("llama"), H2O(), Budget(fraction=0.5)), character_tokenizer()
+    )
+    assert [sample["gold"] for sample in found.samples] == [0, 1, 0, 1]
+    assert [c["text"] for c in found.samples[0]["choices"]] == [
+        "Ann paid Bob 0 as Ann was rich.",
+        "Ann paid Bob 0 as Bob was rich.",
+    ]
+    for sample in found.samples:
+        means = [choice["logprob"] / choice["tokens"] for choice in sample["choices"]]
+        assert sample["acc_token_mean"] == float(means.index(max(means)) == sample["gold"])
+    mean = sum(sample["acc_token_mean"] for sample in found.samples) / 4
+    assert found.metrics["acc_token_mean"] == mean
+
+
+def test_examples_never_come_from_evaluated_rows(data):
+    folder = data("piqa", validation=PIQA)
+    loaded = load_task(TaskConfig(name="piqa"), folder)
+    asked = {row["goal"] for row in loaded.task.validation_docs()}
+    shown = {row["goal"] for row in loaded.task.fewshot_docs()}
+    assert len(asked) == 18
+    assert len(shown) == 6
+    assert not asked & shown
+    assert loaded.origin.endswith("split validation less its last 6 rows")
+
+
+@pytest.mark.parametrize(
+    ("name", "splits", "origin", "examples"),
+    [
+        ("piqa", {"train": PIQA[:5], "validation": PIQA[5:]}, "split validation", "split train"),
+        (
+            "openbookqa",
+            {"validation": BOOK[5:], "test": BOOK[:5]},
+            "split test",
+            "split validation (not evaluated)",
+        ),
+        ("piqa", {"validation": PIQA[:3]}, "less its last 0 rows", "no examples"),
+    ],
+)
+def test_splits(data, name, splits, origin, examples):
+    shots = 0 if examples == "no examples" else 5
+    loaded = load_task(TaskConfig(name=name, num_fewshot=shots), data(name, **splits))
+    assert loaded.origin.endswith(origin)
+    assert loaded.fewshot_from == examples
+
+
+@pytest.mark.parametrize(
+    ("splits", "shots", "message"),
+    [
+        ({"train": PIQA}, 1, "has no split to evaluate"),
+        ({"validation": PIQA[:3]}, 1, "asks for more examples than there are"),
+        ({"validation": PIQA}, 7, "asks for more examples than there are.*has 6"),
+    ],
+)
+def test_refused_splits(data, splits, shots, message):
+    with pytest.raises(UserError, match=message):
+        load_task(TaskConfig(name="piqa", num_fewshot=shots), data("piqa", **splits))
+
+
+def test_tasks_that_do_not_score_choices_are_refused(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"q": "one", "a": "two"}\n')
+    (tmp_path / "asks.yaml").write_text(
+        f"task: asks\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}\n"
+        "output_type: generate_until\ntest_split: test\ndoc_to_text: q\ndoc_to_target: a\n"
+        "generation_kwargs: {until: ['.']}\nmetric_list: [{metric: exact_match}]\n"
+    )
+    task = TaskConfig(name="asks", num_fewshot=0, include_path=str(tmp_path))
+    with pytest.raises(UserError, match="task asks is of type generate_until: only.*multiple-choice"):
+        load_task(task, DataConfig(source="hub"))
