@@ -6,7 +6,7 @@ goes on.
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -184,7 +184,7 @@ def _table(samples: list[dict[str, Any]]) -> "wandb.Table":
 
     rows = [plain(sample) for sample in samples]
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    data = [[_table_cell(row.get(name)) for name in columns] for row in rows]
+    data: list[Iterable[Any]] = [[_table_cell(row.get(name)) for name in columns] for row in rows]
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
