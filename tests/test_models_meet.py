@@ -68,16 +68,6 @@ def test_chunk_equals_steps_equals_reference(tiny_model, name):
 
 
 @pytest.mark.parametrize("model_name", REAL_MODELS)
-@pytest.mark.parametrize("name", EVICTING)
-def test_chunk_equals_steps_on_trained_models(real_model, book_tokens, model_name, name):
-    model, _ = real_model(model_name)
-    ids = book_tokens(model_name, 200)[None]
-    whole = logits(model, ids, cache_for(model, name, k=40)).log_softmax(-1)
-    steps = logits(model, ids, cache_for(model, name, k=40), [1] * 200).log_softmax(-1)
-    torch.testing.assert_close(steps, whole, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("model_name", REAL_MODELS)
 def test_h2o_with_room_for_all_equals_full_attention_on_trained_models(real_model, book_tokens, model_name):
     model, _ = real_model(model_name)
     ids = book_tokens(model_name, 300)[None]
