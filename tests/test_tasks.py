@@ -139,3 +139,22 @@ def test_tasks_that_do_not_score_choices_are_refused(tmp_path):
     task = TaskConfig(name="asks", num_fewshot=0, include_path=str(tmp_path))
     with pytest.raises(UserError, match="task asks is of type generate_until: only.*multiple-choice"):
         load_task(task, DataConfig(source="hub"))
+
+
+def test_a_task_of_your_own(tmp_path):
+    """`task.include_path`: a YAML as lm-eval's users write it, with its own data."""
+    rows = [{"q": f"Is {i} odd?", "options": ["no", "yes"], "gold": i % 2} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "odd.yaml").write_text(
+        f"task: odd\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}\n"
+        "output_type: multiple_choice\ntest_split: test\ndoc_to_text: q\ndoc_to_target: gold\n"
+        "doc_to_choice: options\nmetric_list: [{metric: acc}]\n"
+    )
+    task = TaskConfig(name="odd", num_fewshot=0, include_path=str(tmp_path))
+    loaded = load_task(task, DataConfig(source="hub"))
+    scorer = Scorer(random_model("llama"), H2O(), Budget(tokens=6))
+    found = evaluate(loaded, task, scorer, character_tokenizer())
+    assert loaded.origin == f"the definition in {tmp_path}"
+    assert [sample["gold"] for sample in found.samples] == [0, 1] * 4
+    assert {score.k for score in found.scores} == {6}
+    assert found.metrics["acc"] == sum(sample["acc"] for sample in found.samples) / 8
