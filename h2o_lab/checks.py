@@ -59,7 +59,7 @@ def build_policy(cfg) -> Policy:
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
-        first = str(error.__cause__ or error).splitlines()[0]
+        first = " ".join(str(error.__cause__ or error).split())
         raise UserError(f"policy {OmegaConf.to_container(cfg)} cannot be built: {first}") from error
     if not isinstance(policy, Policy):
         raise UserError(f"policy must name a class derived from h2o_lab.policies.Policy, and is {cfg!r}.")

@@ -47,7 +47,7 @@ def main(cfg: Config) -> float | None:
     folder = Path(job.runtime.output_dir)
     in_sweep = job.mode == RunMode.MULTIRUN
     group = Path(job.sweep.dir).name if in_sweep else folder.name
-    name = " ".join(job.overrides.task) or cfg.policy._target_.rsplit(".", 1)[-1]
+    name = " ".join(job.overrides.task) or "the default cell"
     try:
         plan = check(cfg)
         resolved: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
@@ -59,7 +59,7 @@ def main(cfg: Config) -> float | None:
                 record["overrides"] = list(job.overrides.task)
                 result.write_samples(samples)
                 result.finish(record)
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:
                 result.fail(error, describe(cfg, plan) | {"overrides": list(job.overrides.task)})
                 tracked.fail(error)
                 raise
@@ -67,6 +67,9 @@ def main(cfg: Config) -> float | None:
     except UserError as error:
         log.complain(str(error))
         _end(in_sweep, 2)
+    except KeyboardInterrupt:
+        log.complain(f"interrupted in {name}: finished cells are kept, this one is recorded as failed.")
+        sys.exit(130)
     except Exception:
         logger.exception("this cell failed: %s", name)
         _end(in_sweep, 1)

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,7 @@ BAD = {
         ["budget=0.2", "task=lm_eval", "task.name=piqua", "data=hub", "data.dir=null"],
         "piqua",
     ),
+    "a policy class that is none": (["policy._target_=no.Where", "budget=0.2"], "cannot be built.*no.Where"),
     "no samples": (["budget=0.2", "task.limit=0"], "task.limit=0 is out of range"),
     "an unknown tracker": (["budget=0.2", "tracker.name=paper"], "allowed are wandb, none"),
 }
@@ -176,6 +179,24 @@ def test_a_bad_cell_stops_a_sweep_before_the_first_cell(workplace):
     assert "budget=1.5 is out of range" in done.stderr
     assert "nothing was run" in done.stderr
     assert not list((workplace / "early").rglob("result.json"))
+
+
+def test_an_interrupted_cell_is_recorded_in_one_sentence(workplace):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "H2O_LAB_CACHE": str(workplace / "cache")}
+    words = ["policy=h2o", "budget=0.5", "model=local", "model.path=llama", "data=folder", "data.dir=data"]
+    words += ["task.num_fewshot=1", "tracker=none", "executor=reference", "results_dir=stopped"]
+    command = [sys.executable, "-m", "h2o_lab.run", *words]
+    with subprocess.Popen(command, cwd=workplace, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not list((workplace / "stopped").rglob("config.yaml")):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[1]
+    assert process.returncode == 130
+    assert "interrupted in policy=h2o" in said
+    assert "Traceback" not in said
+    frame = load(workplace / "stopped")
+    assert frame.status.tolist() == ["failed"]
+    assert frame.error.tolist() == ["KeyboardInterrupt"]
 
 
 def test_the_readme_s_policy_runs(workplace):

@@ -1,4 +1,4 @@
-"""What one layer remembers: at most k entries per KV head, allocated once."""
+"""What one layer remembers: at most k entries per KV head, in slots that are reused in place."""
 
 from __future__ import annotations
 

@@ -29,8 +29,6 @@ class LoadedModel:
     """With a padding token."""
     name: str
     """`model.name` of the configuration."""
-    seconds: float
-    """Wall time of the loading."""
     device: torch.device
     """Where inputs go."""
 
@@ -62,9 +60,8 @@ def load_model(cfg: ModelConfig) -> LoadedModel:
         tokenizer = _read_tokenizer(cfg, where, options)
         model = _read_weights(cfg, where, options | {"config": config, "dtype": dtype}, device)
     model.eval().requires_grad_(False)
-    seconds = time.perf_counter() - start
-    log.info("loaded %s on %s in %.1f s", cfg.name, model.device, seconds)
-    return LoadedModel(model, tokenizer, cfg.name, seconds, model.device)
+    log.info("loaded %s on %s in %.1f s", cfg.name, model.device, time.perf_counter() - start)
+    return LoadedModel(model, tokenizer, cfg.name, model.device)
 
 
 def _read_config(cfg: ModelConfig, where: str, options: dict[str, Any]) -> PretrainedConfig:
