@@ -8,9 +8,7 @@ from omegaconf import OmegaConf
 
 from h2o_lab.config import Config
 from h2o_lab.errors import UserError
-from h2o_lab.policies import Budget, Policy
-
-POSITIONS = ("original",)
+from h2o_lab.policies import Budget, Policy, SparsePolicy
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,19 @@ def check(cfg: Config) -> Plan:
     check_tracker(cfg.tracker)
     policy = build_policy(cfg.policy)
     budget = None
-    if policy.evicts or cfg.budget is not None or cfg.budget_tokens is not None:
+    if policy.budgeted or cfg.budget is not None or cfg.budget_tokens is not None:
         budget = Budget(cfg.budget, cfg.budget_tokens, cfg.budget_base)
     if budget is not None and budget.tokens is not None:
         policy.check_tokens(budget.tokens)
-    _check_model(cfg)
+    if policy.compresses_prompt and cfg.prefill != "full":
+        raise UserError(
+            f"policy={policy.name} compresses a prompt that was read in full, and prefill={cfg.prefill}: use "
+            "prefill=full."
+        )
+    _check_model(cfg, policy)
     if not cfg.task.include_path:
         load_rows(cfg.task.name, cfg.data)
-    return Plan(policy, budget if policy.evicts else None)
+    return Plan(policy, budget if policy.budgeted else None)
 
 
 def build_policy(cfg) -> Policy:
@@ -84,23 +87,21 @@ def _check_words(cfg: Config) -> None:
     for key, value, allowed in (
         ("executor", cfg.executor, EXECUTORS),
         ("prefill", cfg.prefill, PREFILLS),
-        ("positions", cfg.positions, (*POSITIONS, "rolling")),
     ):
         if value not in allowed:
             raise UserError(f"{key}={value} is unknown: it must be one of {', '.join(allowed)}.")
 
 
-def _check_model(cfg: Config) -> None:
+def _check_model(cfg: Config, policy: Policy) -> None:
     """Refuse what the model's configuration rules out; its weights are not loaded."""
-    from h2o_lab.attention.hook import check_model, position_limit
+    from h2o_lab.attention.hook import check_model, check_positions
     from h2o_lab.models import load_config
 
     config = load_config(cfg.model)
     check_model(config)
-    if cfg.positions == "rolling":
-        if position_limit(config) is not None:
-            raise UserError(
-                f"positions=rolling is impossible with {cfg.model.name}: its positions are learned, one vector per "
-                "absolute place, and cannot be rotated; use positions=original or a rotary model."
-            )
-        raise UserError("positions=rolling is not available in this version: use positions=original.")
+    check_positions(cfg.positions, config)
+    if cfg.positions == "rolling" and isinstance(policy, SparsePolicy):
+        raise UserError(
+            f"policy={policy.name} keeps everything, so that there are no positions to roll: use "
+            "positions=original."
+        )

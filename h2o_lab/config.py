@@ -99,7 +99,7 @@ class Config:
     prefill: str = "evict"
     """`evict` (the policy acts from the first token) or `full` (the prompt attends to itself in full first)."""
     positions: str = "original"
-    """Positions of kept keys: `original`."""
+    """Positions of kept keys: `original`, or `rolling` (rank in the cache; rotary models)."""
     executor: str = "auto"
     """`auto` (by device), `reference` (plain PyTorch) or `numba` (compiled, CPU)."""
     seed: int = 0

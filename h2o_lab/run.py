@@ -93,7 +93,14 @@ def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, An
     loaded = _model(OmegaConf.to_yaml(cfg.model, resolve=True))
     seconds["load_model"] = time.perf_counter() - start
     scorer = Scorer(
-        loaded.model, plan.policy, plan.budget, cfg.prefill, cfg.executor, cfg.seed, cfg.task.batch_tokens
+        loaded.model,
+        plan.policy,
+        plan.budget,
+        cfg.prefill,
+        cfg.positions,
+        cfg.executor,
+        cfg.seed,
+        cfg.task.batch_tokens,
     )
     start = time.perf_counter()
     warm_up(cfg.executor, loaded.device)
@@ -157,6 +164,7 @@ def describe(cfg: Config, plan: Plan) -> dict[str, Any]:
         "budget_tokens": cfg.budget_tokens if plan.budget else None,
         "budget_base": cfg.budget_base,
         "prefill": cfg.prefill,
+        "positions": cfg.positions,
         "executor": cfg.executor,
         "seed": cfg.seed,
     }

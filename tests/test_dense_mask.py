@@ -3,25 +3,32 @@
 import pytest
 import torch
 from conftest import REAL_MODELS
-from invariants import POLICIES
+from invariants import EVICTING, POLICIES
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from h2o_lab.attention import EvictionCache, eviction_attention
+from h2o_lab.attention.feeding import column_sums
 
-LENGTH, CAP = 160, 32
+LENGTH, CAP = 120, 24
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("model_name", REAL_MODELS)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", EVICTING)
 def test_chunk_equals_steps_equals_a_dense_mask(real_model, book_tokens, monkeypatch, model_name, name):
     model, _ = real_model(model_name)
     ids = book_tokens(model_name, LENGTH)[None]
     layers = model.config.num_hidden_layers
 
+    policy = POLICIES[name][0]
+    given = None
+    if policy.two_passes:
+        with eviction_attention(model):
+            given = column_sums(model, policy, input_ids=ids)
+
     def cache() -> EvictionCache:
-        return EvictionCache(layers, POLICIES[name][0], CAP, executor="numba")
+        return EvictionCache(layers, policy, CAP, executor="numba", given=given, lengths=[LENGTH])
 
     steps, stepping, masks = [], cache(), [[] for _ in range(layers)]
     with eviction_attention(model):

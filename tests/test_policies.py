@@ -10,9 +10,9 @@ from invariants import POLICIES
 from h2o_lab.checks import build_policy
 from h2o_lab.config import config_dir
 from h2o_lab.errors import UserError
-from h2o_lab.policies import H2O, Budget, Full, H2Only, Local, Priority, Random, Streaming
+from h2o_lab.policies import ALL, H2O, Budget, H2Only, Local, Priority, Random, Streaming
 
-NAMED = {policy.name: policy for policy in (Full(), Local(), H2O(), H2Only(), Streaming(), Random())}
+NAMED = {kind.name: kind() for kind in ALL}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (config_dir() / "policy").glob("*.yaml")))
@@ -23,10 +23,14 @@ def test_each_yaml_builds_the_default_of_its_class(name):
 
 @given(st.integers(2, 5000), st.sampled_from(sorted(POLICIES)))
 def test_protected_sets_always_leave_a_victim(k, name):
-    recent, sink, _ = POLICIES[name][0].protection(k)
+    policy = POLICIES[name][0]
+    sizes = policy.protection(k, 2 * k)
+    recent, sink, room = sizes.recent, sizes.sink, sizes.pattern.share
     assert recent >= 1
-    assert sink >= 0
-    assert recent + sink <= k  # the current token is one of the recents, so k held entries hold a victim
+    assert min(sink, room) >= 0
+    assert recent + sink + room <= policy.slots(
+        k
+    )  # the current token is one of the recents, so k held entries hold a victim
 
 
 @given(st.integers(1, 100), st.integers(1, 4000))
@@ -65,7 +69,10 @@ def test_bad_budgets(fields, message):
         (lambda: H2Only(recent_tokens=0), "recent_tokens must be a whole number, 1 or more"),
         (lambda: Streaming(sink_tokens=-1), "sink_tokens must be a whole number, 0 or more"),
         (lambda: Streaming(sink_tokens=2.5), "sink_tokens must be a whole number"),
-        (lambda: H2O(priority="loudest"), "priority must be one of accumulated, mean, last, static"),
+        (
+            lambda: H2O(priority="loudest"),
+            "priority must be one of accumulated, mean, last, static, position, random, given",
+        ),
         (lambda: Local(sink_tokens=4), "recent_fraction=1 leaves no room for sink_tokens=4"),
         (lambda: H2O(group_reduce="median"), "group_reduce must be sum or max"),
     ],
@@ -76,13 +83,13 @@ def test_bad_fields(make, message):
 
 
 def test_sizes_of_the_named_policies():
-    assert Local().protection(10) == (10, 0, False)
-    assert H2O().protection(11) == (5, 0, False)
-    assert H2Only().protection(11) == (1, 0, False)
-    assert Streaming().protection(11) == (7, 4, False)
-    assert Streaming().protection(4) == (1, 3, True)
-    assert H2O(sink_tokens=4).protection(6) == (3, 3, True)
-    assert H2O(recent_fraction=None, recent_tokens=50).protection(20) == (20, 0, True)
+    assert Local().protection(10, 100)[:3] == (10, 0, False)
+    assert H2O().protection(11, 100)[:3] == (5, 0, False)
+    assert H2Only().protection(11, 100)[:3] == (1, 0, False)
+    assert Streaming().protection(11, 100)[:3] == (7, 4, False)
+    assert Streaming().protection(4, 100)[:3] == (1, 3, True)
+    assert H2O(sink_tokens=4).protection(6, 100)[:3] == (3, 3, True)
+    assert H2O(recent_fraction=None, recent_tokens=50).protection(20, 100)[:3] == (20, 0, True)
 
 
 def test_a_cap_that_no_sample_could_satisfy():

@@ -184,7 +184,13 @@ def test_a_bad_cell_stops_a_sweep_before_the_first_cell(workplace):
 def test_an_interrupted_cell_is_recorded_in_one_sentence(workplace):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "H2O_LAB_CACHE": str(workplace / "cache")}
     words = ["policy=h2o", "budget=0.5", "model=local", "model.path=llama", "data=folder", "data.dir=data"]
-    words += ["task.num_fewshot=1", "tracker=none", "executor=reference", "results_dir=stopped"]
+    words += [
+        "task.num_fewshot=1",
+        "tracker=none",
+        "executor=reference",
+        "results_dir=stopped",
+        "task.batch_tokens=1",
+    ]
     command = [sys.executable, "-m", "h2o_lab.run", *words]
     with subprocess.Popen(command, cwd=workplace, env=environment, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not list((workplace / "stopped").rglob("config.yaml")):

@@ -8,8 +8,20 @@ from conftest import random_model
 from invariants import POLICIES
 
 from h2o_lab.attention import EvictionCache, eviction_attention
+from h2o_lab.attention.feeding import column_sums
 from h2o_lab.errors import UserError
-from h2o_lab.policies import H2O, Budget, Full
+from h2o_lab.policies import (
+    ALL,
+    H2O,
+    Budget,
+    Full,
+    H2ORealDrop,
+    PyramidKV,
+    SnapKV,
+    SpAtten,
+    SpAttenCascade,
+    Strided,
+)
 from h2o_lab.tasks.scoring import Choice, Scorer
 
 
@@ -31,16 +43,30 @@ def questions() -> list[list[Choice]]:
 
 
 @torch.no_grad()
-def alone(model, policy, k: int, choice: Choice, prefill: str) -> tuple[float, bool]:
+def alone(
+    model, policy, k: int, choice: Choice, prefill: str, n: int | None = None, positions: str = "original"
+) -> tuple[float, bool]:
     """The contract, choice by choice: log-likelihood and whether it is the greedy continuation."""
-    cache = EvictionCache(model.config.num_hidden_layers, policy, k, prefill=prefill, executor="reference")
-    ids = torch.tensor([choice.tokens])
+    ids = torch.tensor([choice.tokens])[:, :-1]
     prompt = len(choice.context)
-    with eviction_attention(model):
-        logits = model(ids[:, :prompt], cache=cache).logits
-        if len(choice.continuation) > 1:
-            logits = torch.cat([logits, model(ids[:, prompt:-1], cache=cache).logits], dim=1)
-    logprobs = logits[0, prompt - 1 :].log_softmax(-1)
+    parts = [(0, prompt), (prompt, len(choice.tokens) - 1)]
+    if policy.whole_text:
+        parts = [(0, len(choice.tokens) - 1)]
+    elif policy.by_step:
+        parts = [parts[0]] if prefill == "full" else []
+        parts += [(t, t + 1) for t in range(prompt if prefill == "full" else 0, len(choice.tokens) - 1)]
+    with eviction_attention(model, positions):
+        cache = EvictionCache(
+            model.config.num_hidden_layers,
+            policy,
+            k,
+            prefill=prefill,
+            executor="reference",
+            lengths=[n or prompt],
+            given=column_sums(model, policy, input_ids=ids) if policy.two_passes else None,
+        )
+        outs = [model(ids[:, first:last], cache=cache).logits for first, last in parts if last > first]
+    logprobs = torch.cat(outs, dim=1)[0, prompt - 1 :].log_softmax(-1)
     target = torch.tensor(choice.continuation)
     return logprobs.gather(1, target[:, None]).sum().item(), bool((logprobs.argmax(-1) == target).all())
 
@@ -67,6 +93,44 @@ def test_equals_each_choice_alone(name, prefill, base, batch_tokens):
             if policy.evicts:
                 assert score.k == k
                 assert score.kv_bytes == 3 * 2 * min(k, len(choice.tokens) - 1) * 8 * 2 * 4
+
+
+EVERY = [kind() for kind in ALL if kind.budgeted and not kind.compresses_prompt]
+
+
+@pytest.mark.parametrize("base", ["prompt", "sequence"])
+@pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
+def test_every_policy_equals_each_choice_alone(policy, base):
+    model = random_model("llama")
+    asked = questions()
+    for choices, scores in zip(
+        asked, Scorer(model, policy, Budget(fraction=0.3, base=base)).score(asked), strict=True
+    ):
+        longest = max(len(choice.context) for choice in choices)
+        for choice, score in zip(choices, scores, strict=True):
+            n = len(choice.tokens) if base == "sequence" else longest
+            k = max(2, math.floor(0.3 * n))
+            logprob, greedy = alone(model, policy, k, choice, "evict", n)
+            assert score.logprob == pytest.approx(logprob, abs=2e-4)
+            assert score.greedy == greedy
+            assert score.k == k
+
+
+@pytest.mark.parametrize("positions", ["original", "rolling"])
+@pytest.mark.parametrize(
+    "policy",
+    [SnapKV(recent_tokens=4), PyramidKV(recent_tokens=4), SpAtten(), SpAttenCascade(), H2ORealDrop(), Strided()],
+    ids=lambda policy: policy.name,
+)
+def test_prompts_in_full_equal_each_choice_alone(policy, positions):
+    model = random_model("llama")
+    asked = questions()
+    scorer = Scorer(model, policy, Budget(tokens=12), "full", positions)
+    for choices, scores in zip(asked, scorer.score(asked), strict=True):
+        longest = max(len(choice.context) for choice in choices)
+        for choice, score in zip(choices, scores, strict=True):
+            logprob, _ = alone(model, policy, 12, choice, "full", longest, positions)
+            assert score.logprob == pytest.approx(logprob, abs=2e-4)
 
 
 def test_greedy_is_recognised():

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from h2o_lab.attention.caps import Caps
 from h2o_lab.attention.executors import attend, check_executor
-from h2o_lab.attention.state import Caps, LayerState
+from h2o_lab.attention.observation import observe
+from h2o_lab.attention.rotary import Rotary
+from h2o_lab.attention.scopes import rank_layers, shrink_layers
+from h2o_lab.attention.state import LayerState
 from h2o_lab.errors import UserError
-from h2o_lab.policies import Budget, Policy, Priority
+from h2o_lab.policies import Budget, Policy, SparsePolicy
 
 PREFILLS = ("evict", "full")
 LAYER = "_h2o_lab_layer"
@@ -32,6 +36,11 @@ class EvictionCache(Cache):
         executor: see `attend`.
         seed: seed of policies that draw.
         capacity: slots to allocate where the cap asks for more or there is none; grown when more are needed.
+        lengths: the tokens n that a fractional budget counts, one per sequence, for patterns whose period follows
+            them; by default those of the first call.
+        given: for each layer float32 [B, H, T], numbers by position for policies that rank by `given` (see
+            `column_sums`).
+        record: whether to record when each token is evicted (`LayerState.evicted_at`).
 
     Raises:
         UserError: an argument is not among those allowed.
@@ -47,10 +56,17 @@ class EvictionCache(Cache):
         executor: str = "auto",
         seed: int = 0,
         capacity: int | None = None,
+        lengths: Sequence[int] | None = None,
+        given: Sequence[torch.Tensor] | None = None,
+        record: bool = False,
     ) -> None:
         if prefill not in PREFILLS:
             raise UserError(f"prefill={prefill} is unknown: it must be one of {', '.join(PREFILLS)}.")
-        if budget is None and policy.evicts:
+        if policy.compresses_prompt and prefill != "full":
+            raise UserError(f"policy {policy.name} compresses a prompt that was read in full: use prefill=full.")
+        if policy.two_passes and given is None:
+            raise UserError(f"policy {policy.name} ranks by numbers from a first pass: give them (column_sums).")
+        if budget is None and policy.budgeted:
             raise UserError(f"policy {policy.name} needs a budget: a number of entries, or a Budget.")
         check_executor(executor, torch.device("cpu"))
         self.policy = policy
@@ -59,24 +75,35 @@ class EvictionCache(Cache):
         self.executor = executor
         self.seed = seed
         self.capacity = capacity
+        self.lengths = lengths
+        self.given = given
+        self.record = record
         self.evicting = [EvictionLayer(self, index) for index in range(layers)]
         super().__init__(layers=list(self.evicting))
 
-    def caps_for(self, prompt: torch.Tensor) -> Caps:
-        """The caps of a batch whose prompts have these lengths (int64 [B], padding excluded)."""
+    def caps_for(self, prompt: torch.Tensor, layer: int) -> Caps:
+        """A layer's caps for a batch whose prompts have these lengths (int64 [B], padding excluded)."""
         lengths = prompt.tolist()
-        if not self.policy.evicts:
+        if not self.policy.budgeted:
             return Caps.unbounded(len(lengths))
         if isinstance(self.budget, Budget):
             if self.budget.base == "sequence":
                 raise UserError("budget_base=sequence needs the continuation's length: give k itself instead.")
-            return Caps.of(self.policy, [self.budget.entries(n, n) for n in lengths])
-        if isinstance(self.budget, int):
-            return Caps.of(self.policy, [self.budget] * len(lengths))
-        caps = list(self.budget or [])
-        if len(caps) != len(lengths):
-            raise UserError(f"{len(caps)} budgets were given for a batch of {len(lengths)} sequences.")
-        return Caps.of(self.policy, caps)
+            budgets = [self.budget.entries(n, n) for n in lengths]
+        elif isinstance(self.budget, int):
+            budgets = [self.budget] * len(lengths)
+        else:
+            budgets = list(self.budget or [])
+        if len(budgets) != len(lengths):
+            raise UserError(f"{len(budgets)} budgets were given for a batch of {len(lengths)} sequences.")
+        entries = [self.policy.layer_entries(k, len(self.evicting))[layer] for k in budgets]
+        return Caps.of(self.policy, entries, list(self.lengths or lengths))
+
+    def smallest_caps(self, prompt: torch.Tensor) -> torch.Tensor:
+        """int64 [B], the least that a layer may hold; before the first call, for prompts of these lengths."""
+        layers = range(len(self.evicting))
+        caps = [state.caps for state in self.states] or [self.caps_for(prompt, layer) for layer in layers]
+        return torch.stack([cap.k for cap in caps]).amin(dim=0)
 
     def select(self, rows: torch.Tensor) -> EvictionCache:
         """An independent copy that holds these rows of the batch (int64 [N], may repeat): a fork.
@@ -91,6 +118,8 @@ class EvictionCache(Cache):
             executor=self.executor,
             seed=self.seed,
             capacity=self.capacity,
+            given=[numbers[rows.to(numbers.device)] for numbers in self.given] if self.given is not None else None,
+            record=self.record,
         )
         for mine, copy in zip(self.evicting, twin.evicting, strict=True):
             copy.state = mine.state.select(rows) if mine.state is not None else None
@@ -123,8 +152,10 @@ class EvictionCache(Cache):
 
     @property
     def kv_bytes_peak(self) -> int:
-        """Most bytes allocated at once: with `prefill: full` one layer holds its whole prompt before it shrinks."""
-        prompt = max((layer.prompt_bytes for layer in self.evicting), default=0)
+        """Most bytes allocated at once: with `prefill: full` one layer holds its whole prompt before it shrinks
+        (all layers, where they choose together)."""
+        prompts = [layer.prompt_bytes for layer in self.evicting]
+        prompt = sum(prompts) if self.policy.by_step else max(prompts, default=0)
         return self.kv_bytes_reserved + prompt
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -168,40 +199,99 @@ class EvictionLayer(CacheLayerMixin):
         return key_states, value_states
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, valid: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        valid: torch.Tensor | None,
+        rotary: Rotary | None = None,
     ) -> torch.Tensor:
         """Attention of the new tokens under the policy; shapes as in `h2o_lab.attention.attend`."""
         self._waiting = False
-        prompt_in_full = self.state is None and self.cache.prefill == "full" and self.cache.policy.evicts
-        caps = self._caps(k, valid) if self.state is None else self.state.caps
+        cache, policy = self.cache, self.cache.policy
+        if valid is None:
+            valid = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+        first = self.state is None
+        prompt_in_full = first and cache.prefill == "full" and policy.evicts
+        caps = cache.caps_for(valid.sum(dim=1).cpu(), self.index) if first else None
+        if policy.by_step and self.index == 0 and not prompt_in_full:
+            self._rank_layers(valid)
         static = self._static_priority(k, valid)
         if self.state is None:
-            self.state = LayerState.empty(
-                self.cache.policy,
-                Caps.unbounded(k.shape[0]) if prompt_in_full else caps,
-                k,
-                v,
-                capacity=self.cache.capacity,
-                static=static is not None,
-            )
-        out = attend(q, k, v, self.state, scale=scale, valid=valid, static=static, executor=self.cache.executor)
+            assert caps is not None
+            self.state = self._empty(Caps.unbounded(len(k)) if prompt_in_full else caps, k, v, static, rotary)
+        elif (self.state.rotary is None) != (rotary is None):
+            raise UserError("a cache that was filled with positions=rolling must stay with them, and vice versa.")
+        out = attend(q, k, v, self.state, scale=scale, valid=valid, static=static, executor=cache.executor)
         if prompt_in_full:
-            self.prompt_bytes = self.state.kv_bytes_reserved
-            self.state = self.state.shrunk(caps)
+            assert caps is not None
+            self._shrink(q, scale, valid, caps)
         return out
 
-    def _caps(self, k: torch.Tensor, valid: torch.Tensor | None) -> Caps:
-        batch, _, length, _ = k.shape
-        return self.cache.caps_for(torch.full((batch,), length) if valid is None else valid.sum(dim=1).cpu().long())
+    def _empty(self, caps: Caps, k, v, static, rotary: Rotary | None) -> LayerState:
+        cache = self.cache
+        sparse = isinstance(cache.policy, SparsePolicy)
+        if sparse and rotary is not None:
+            raise UserError(
+                f"policy {cache.policy.name} keeps everything, so that there are no positions to roll: use "
+                "positions=original."
+            )
+        state = LayerState.empty(
+            cache.policy,
+            caps,
+            k,
+            v,
+            capacity=cache.capacity,
+            static=static is not None,
+            record=cache.record,
+            rotary=rotary,
+        )
+        if sparse and cache.given is not None:
+            state.columns = cache.given[self.index].to(k.device)
+        return state
 
-    def _static_priority(self, k: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor | None:
-        if self.cache.policy.priority is not Priority.STATIC:
+    def _shrink(self, q: torch.Tensor, scale: float, valid: torch.Tensor, caps: Caps) -> None:
+        """After a prompt in full: keep what the rule keeps; scopes across layers wait for the last one."""
+        assert self.state is not None
+        cache, policy = self.cache, self.cache.policy
+        self.prompt_bytes = self.state.kv_bytes_reserved
+        if policy.compresses_prompt:
+            assert policy.recent_tokens is not None
+            self.state.static = policy.prompt_priority(observe(q, self.state, scale, valid, policy.recent_tokens))
+        if not policy.by_step:
+            self.state = self.state.shrunk(caps)
+        elif self.index == len(cache.evicting) - 1:
+            lengths = valid.sum(dim=1).cpu()
+            every = [cache.caps_for(lengths, layer) for layer in range(len(cache.evicting))]
+            for layer, state in zip(cache.evicting, shrink_layers(cache.states, every), strict=True):
+                layer.state = state
+
+    def _rank_layers(self, valid: torch.Tensor) -> None:
+        """Before a token, at the first layer: what scopes across layers rank by."""
+        counts = valid.sum(dim=1).cpu()
+        states = self.cache.states
+        seen = states[0].seen if states else torch.zeros_like(counts)
+        if valid.shape[1] > 1 and bool((seen + counts > self.cache.smallest_caps(counts)).any()):
+            raise UserError(
+                f"policy {self.cache.policy.name} lets layers wait for each other's last step: give it one token "
+                "at a time once its cap is reached, or use prefill=full."
+            )
+        if valid.shape[1] == 1 and states:
+            rank_layers(states)
+
+    def _static_priority(self, k: torch.Tensor, valid: torch.Tensor) -> torch.Tensor | None:
+        policy, cache = self.cache.policy, self.cache
+        if not policy.priority.fixed or isinstance(policy, SparsePolicy):
             return None
-        batch, _, length, _ = k.shape
-        seen = self.state.seen if self.state is not None else torch.zeros(batch, dtype=torch.int64)
-        order = torch.arange(length)[None] if valid is None else valid.long().cumsum(dim=1).cpu() - 1
-        positions = (seen[:, None] + order).to(k.device)
-        return self.cache.policy.static_priority(positions, k, self.index, self.cache.seed)
+        seen = self.state.seen if self.state is not None else torch.zeros(len(k), dtype=torch.int64)
+        positions = (seen.to(k.device)[:, None] + valid.long().cumsum(dim=1) - 1).clamp(min=0)
+        if policy.two_passes:
+            assert cache.given is not None
+            numbers = cache.given[self.index].to(k.device)
+            index = positions.clamp(max=numbers.shape[2] - 1)[:, None].expand(-1, k.shape[1], -1)
+            return numbers.gather(2, index)
+        return policy.static_priority(positions, k, self.index, cache.seed)
 
     def get_seq_length(self) -> int:
         return self.length

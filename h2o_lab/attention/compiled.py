@@ -10,7 +10,8 @@ O(T k D) work and O(k) memory: no T x T map is formed.
 import torch
 
 from h2o_lab.attention import scan
-from h2o_lab.attention.state import EMPTY, LayerState
+from h2o_lab.attention.rolling import Rolling
+from h2o_lab.attention.state import EMPTY, NEVER, LayerState
 
 BLOCK = 64
 
@@ -24,8 +25,9 @@ def attend(
     scale: float,
     valid: torch.Tensor,
     static: torch.Tensor | None,
+    normaliser: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `h2o_lab.attention.executors.attend`; tensors on the CPU."""
+    """See `h2o_lab.attention.executors.attend` and the reference executor; tensors on the CPU."""
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype)
     for start in range(0, q.shape[2], BLOCK):
         block = slice(start, start + BLOCK)
@@ -37,27 +39,51 @@ def attend(
             scale,
             valid[:, block],
             static[:, :, block] if static is not None else None,
+            normaliser[:, :, block].contiguous() if normaliser is not None else None,
         )
     return out
 
 
-def _attend_block(q, k, v, state: LayerState, scale: float, valid, static) -> torch.Tensor:
+def _attend_block(q, k, v, state: LayerState, scale: float, valid, static, normaliser) -> torch.Tensor:
     batch, heads, n, _ = k.shape
     group = q.shape[1] // heads
     held = state.width
     order = valid.long().cumsum(dim=1)
-    arrival = torch.where(valid, state.seen[:, None] + order - 1, EMPTY).int()[:, None].expand(batch, heads, n)
+    lanes = heads if state.policy.scope == "head" else 1
 
-    positions = torch.cat([state.positions[:, :, :held], arrival], dim=2)
-    scores = torch.cat([state.scores[:, :, :held], torch.zeros(batch, heads, n)], dim=2)
-    ranks = torch.cat([state.static[:, :, :held], static], dim=2) if state.static is not None else None
     keys = torch.cat([state.keys[:, :, :held], k], dim=2).float()
     values = torch.cat([state.values[:, :, :held], v], dim=2).float()
+    query = q.reshape(batch, heads, group, n, -1).float() * scale
+    rolling = None
+    if state.rotary is not None:
+        rolling = Rolling.of(state, keys, query, held, order, lanes)
+        keys, query = rolling.rotated, rolling.queries
+    # logits, until the scan turns them into probabilities
+    weights = query.reshape(batch, heads, group * n, -1) @ keys.transpose(2, 3)
 
-    query = q.reshape(batch, heads, group * n, -1).float() * scale
-    weights = query @ keys.transpose(2, 3)  # logits, until the scan turns them into probabilities
-    slots = torch.empty(batch, heads, n, dtype=torch.int64)
-    scan.run(weights.view(batch, heads, group, n, held + n), positions, scores, ranks, slots, state, valid, held)
-    scan.store(state, slots, k, v, positions, scores, ranks, held)
+    columns = _columns(state, valid, order, static, lanes)
+    if normaliser is not None:
+        normaliser = normaliser.view(batch, heads, group, n)
+    scan.run(weights.view(batch, heads, group, n, held + n), columns, state, valid, held, normaliser, rolling)
+    scan.store(state, k, v, columns, held)
     state.seen = state.seen + order[:, -1]
     return (weights @ values).view(batch, heads * group, n, -1).to(q.dtype)
+
+
+def _columns(state: LayerState, valid, order, static, lanes: int) -> scan.Columns:
+    """What is known of the entries held and of the block's tokens, for each lane."""
+    batch, n = valid.shape
+    held = state.width
+    arrival = torch.where(valid, state.seen[:, None] + order - 1, EMPTY).int()[:, None].expand(batch, lanes, n)
+    ranks, nothing = None, torch.zeros(batch, lanes, n)
+    if state.static is not None:
+        ranks = torch.cat([state.static[:, :lanes, :held], static[:, :lanes]], dim=2)
+    elif state.ranking is not None:
+        ranks = torch.cat([state.ranking[:, :lanes, :held], nothing], dim=2)
+    return scan.Columns(
+        positions=torch.cat([state.positions[:, :lanes, :held], arrival], dim=2),
+        scores=torch.cat([state.scores[:, :lanes, :held], nothing], dim=2),
+        ranks=ranks,
+        died=torch.full((batch, lanes, held + n), NEVER, dtype=torch.int32),
+        slots=torch.empty(batch, lanes, n, dtype=torch.int64),
+    )

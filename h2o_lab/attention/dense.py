@@ -20,19 +20,24 @@ def attend(
     first = state.width == 0
     order = valid.long().cumsum(dim=1)
     right_padded = bool((valid[:, :-1] >= valid[:, 1:]).all())
-    _append(state, k, v, static, valid, order)
+    append(state, k, v, static, valid, order)
     grouped = q.shape[1] != k.shape[1]
-    if first and right_padded:
+    if first and right_padded and state.rotary is None:
         # padding lies behind every real query, so causality hides it
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     width = state.width
     positions = state.positions[:, :, :width]
-    query_position = (state.seen.to(order.device)[:, None] - order[:, -1:] + order - 1)[:, None, :, None]
+    query_place = state.seen.to(order.device)[:, None] - order[:, -1:] + order - 1
+    query_position = query_place[:, None, :, None]
     visible = (positions[:, :1, None, :] <= query_position) & (positions[:, :1, None, :] >= 0)
     visible = visible | ~valid[:, None, :, None]  # a padding row sees anything, so that it is not NaN
+    keys = state.keys[:, :, :width]
+    if state.rotary is not None:  # nothing is evicted, so an entry's rank is its position
+        q = state.rotary.rotate(q, query_place.clamp(min=0)[:, None], width).to(q.dtype)
+        keys = state.rotated_keys(width).to(q.dtype)
     return scaled_dot_product_attention(
         q,
-        state.keys[:, :, :width],
+        keys,
         state.values[:, :, :width],
         attn_mask=visible,
         scale=scale,
@@ -40,7 +45,8 @@ def attend(
     )
 
 
-def _append(state: LayerState, k, v, static, valid: torch.Tensor, order: torch.Tensor) -> None:
+def append(state: LayerState, k, v, static, valid: torch.Tensor, order: torch.Tensor) -> None:
+    """Put the valid tokens of a call behind those held; slot and position are the same."""
     seen = state.seen.to(order.device)
     rows, columns = valid.nonzero(as_tuple=True)
     slots = seen[rows] + order[rows, columns] - 1

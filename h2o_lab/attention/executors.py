@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import torch
 
-from h2o_lab.attention import dense, reference
-from h2o_lab.attention.state import Caps, LayerState
+from h2o_lab.attention import dense, masked, reference
+from h2o_lab.attention.caps import Caps
+from h2o_lab.attention.state import LayerState
 from h2o_lab.errors import UserError
-from h2o_lab.policies import H2O
+from h2o_lab.policies import H2O, SparsePolicy
 
 EXECUTORS = ("auto", "reference", "numba")
+SPARSE_BLOCK = 64
 
 
 def attend(
@@ -51,6 +53,11 @@ def attend(
         valid = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
     run = _choose(executor, q.device, state)
     state.reserve(int((state.seen + valid.sum(dim=1).cpu()).max()))
+    if isinstance(state.policy, SparsePolicy):
+        block = 1 if executor == "reference" else SPARSE_BLOCK
+        return masked.attend(q, k, v, state, scale=scale, valid=valid, block=block, beside=run)
+    if static is not None and state.policy.scope != "head":
+        static = static.sum(dim=1, keepdim=True).expand_as(static)
     return run(q, k, v, state, scale=scale, valid=valid, static=static)
 
 
@@ -77,7 +84,8 @@ def warm_up(name: str, device: torch.device) -> None:
 
 def _choose(name: str, device: torch.device, state: LayerState) -> Callable[..., torch.Tensor]:
     check_executor(name, device)
-    if name == "auto" and not state.caps.bounded and not state.policy.needs_scores:
+    plain = not state.caps.bounded and not state.policy.needs_scores and state.evicted_at is None
+    if name == "auto" and plain and not isinstance(state.policy, SparsePolicy):
         return dense.attend
     if name == "numba" or (name == "auto" and device.type == "cpu"):
         from h2o_lab.attention import compiled

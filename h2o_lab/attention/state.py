@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
-from h2o_lab.errors import UserError
+from h2o_lab.attention.caps import Caps
+from h2o_lab.attention.rotary import Rotary
 from h2o_lab.policies import Policy, Priority
-from h2o_lab.policies.budget import SMALLEST
+from h2o_lab.policies.protection import is_member, oldest_protected
 
-UNBOUNDED = torch.iinfo(torch.int64).max // 4
 EMPTY = -1
-
-
-@dataclass(frozen=True)
-class Caps:
-    """The cap and the protected sizes of every sequence of a batch, int64 [B] on the host.
-
-    Attributes:
-        k: most entries that a head may hold.
-        recent, sink: sizes of the protected sets.
-        cut: bool [B], whether the cap was too small for what the policy asks.
-    """
-
-    k: torch.Tensor
-    recent: torch.Tensor
-    sink: torch.Tensor
-    cut: torch.Tensor
-
-    @classmethod
-    def of(cls, policy: Policy, k: Sequence[int]) -> Caps:
-        """Resolve a policy under one cap per sequence; the full cache has no cap.
-
-        Raises:
-            UserError: a cap is below 2.
-        """
-        if not policy.evicts:
-            return cls.unbounded(len(k))
-        if min(k) < SMALLEST:
-            raise UserError(f"a cache of k={min(k)} entries cannot be: k must be {SMALLEST} or more.")
-        sizes = [policy.protection(n) for n in k]
-        recent, sink = (torch.tensor([s[i] for s in sizes], dtype=torch.int64) for i in (0, 1))
-        return cls(torch.tensor(list(k), dtype=torch.int64), recent, sink, torch.tensor([s.cut for s in sizes]))
-
-    @classmethod
-    def unbounded(cls, batch: int) -> Caps:
-        """No cap: nothing is ever evicted."""
-        one = torch.ones(batch, dtype=torch.int64)
-        return cls(one * UNBOUNDED, one, one * 0, torch.zeros(batch, dtype=torch.bool))
-
-    @property
-    def bounded(self) -> bool:
-        return bool(self.k.max() < UNBOUNDED)
-
-    def select(self, rows: torch.Tensor) -> Caps:
-        rows = rows.cpu()
-        return Caps(self.k[rows], self.recent[rows], self.sink[rows], self.cut[rows])
+NEVER = torch.iinfo(torch.int32).max
 
 
 @dataclass
@@ -76,6 +31,14 @@ class LayerState:
         seen: int64 [B] on the host, tokens seen by each sequence, evicted ones included.
         caps: cap and protected sizes of each sequence.
         policy: the rule.
+        rotary: rotates keys and queries by their virtual position (`positions: rolling`); None where they come
+            rotated, or the model has no rotary positions.
+        ranking: float32 [B, H, C], what ranks the entries instead of the layer's own scores, for scopes beyond
+            one layer; good for the next token alone.
+        evicted_at: int32 [B, H, T], by position of each token, the position of the token that it made room
+            for, or NEVER; None where it is not recorded.
+        companion: the state of the policy that runs beside a `SparsePolicy`.
+        columns: float32 [B, H, T], what each token receives from all queries of the text, where it is known.
     """
 
     keys: torch.Tensor
@@ -86,6 +49,11 @@ class LayerState:
     seen: torch.Tensor
     caps: Caps
     policy: Policy
+    rotary: Rotary | None = None
+    ranking: torch.Tensor | None = None
+    evicted_at: torch.Tensor | None = None
+    companion: LayerState | None = None
+    columns: torch.Tensor | None = None
 
     @classmethod
     def empty(
@@ -97,6 +65,8 @@ class LayerState:
         *,
         capacity: int | None = None,
         static: bool = False,
+        record: bool = False,
+        rotary: Rotary | None = None,
     ) -> LayerState:
         """An empty state for a batch.
 
@@ -107,6 +77,8 @@ class LayerState:
             capacity: slots to allocate where the cap asks for more or there is none, by default T; grown
                 when more are needed.
             static: whether entries carry a static priority.
+            record: whether to record when each token is evicted.
+            rotary: see the class.
         """
         batch, heads = like_keys.shape[:2]
         slots = min(int(caps.k.max()), capacity or like_keys.shape[2])
@@ -121,6 +93,8 @@ class LayerState:
             seen=torch.zeros(batch, dtype=torch.int64),
             caps=caps,
             policy=policy,
+            rotary=rotary,
+            evicted_at=torch.empty(batch, heads, 0, dtype=torch.int32, device=device) if record else None,
         )
 
     @property
@@ -146,6 +120,8 @@ class LayerState:
 
     def reserve(self, slots: int) -> None:
         """Make room for `slots` entries per head, or k where that is less; grows by a quarter at least."""
+        if self.evicted_at is not None and slots > self.evicted_at.shape[2]:
+            self.evicted_at = _grow(self.evicted_at, slots - self.evicted_at.shape[2], NEVER)
         have, most = self.keys.shape[2], int(self.caps.k.max())
         if min(slots, most) <= have:
             return
@@ -156,37 +132,67 @@ class LayerState:
         self.scores = _grow(self.scores, more, 0)
         if self.static is not None:
             self.static = _grow(self.static, more, 0)
+        if self.ranking is not None:
+            self.ranking = _grow(self.ranking, more, 0)
 
     def select(self, rows: torch.Tensor) -> LayerState:
         """A copy that holds the given rows of the batch, in this order; rows may repeat (fork, beam search)."""
         on_device = rows.to(self.keys.device)
+        tensors = [*self._tensors(), ("evicted_at", self.evicted_at), ("columns", self.columns)]
         return replace(
             self,
-            **cast(Any, {name: tensor.index_select(0, on_device) for name, tensor in self._tensors()}),
+            **cast(Any, {name: x.index_select(0, on_device) for name, x in tensors if x is not None}),
+            ranking=None,
+            companion=self.companion.select(rows) if self.companion is not None else None,
             seen=self.seen[rows.cpu()],
             caps=self.caps.select(rows),
         )
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """What is kept per entry."""
         names = ("keys", "values", "positions", "scores", "static")
         return [(name, tensor) for name in names if (tensor := getattr(self, name)) is not None]
 
     def priorities(self) -> torch.Tensor:
         """float32 [B, H, C], the value that ranks each entry before the next token comes in."""
         kind = self.policy.priority
-        if kind is Priority.STATIC:
+        if kind.fixed:
             return self.static if self.static is not None else torch.zeros_like(self.scores)
+        scores = self.scores if self.ranking is None else self.ranking
         if kind is Priority.MEAN:
             age = self.seen.to(self.positions.device)[:, None, None] - self.positions
-            return self.scores / age.clamp(min=1)
-        return self.scores
+            return scores / age.clamp(min=1)
+        return scores
 
     def protected(self, now: torch.Tensor) -> torch.Tensor:
         """bool [B, H, C], entries that may not be evicted while `now` (int64 [B]) is the current position."""
-        device = self.positions.device
-        oldest_recent = (now - self.caps.recent + 1).to(device)[:, None, None]
-        sink = self.caps.sink.to(device)[:, None, None]
-        return (self.positions >= oldest_recent) | ((self.positions >= 0) & (self.positions < sink))
+        caps = self.caps.to(self.positions.device)
+        newest_open = now.to(self.positions.device)[:, None, None] - caps.recent
+        recent = self.positions > newest_open
+        sink = (self.positions >= 0) & (self.positions < caps.sink)
+        pattern = is_member(self.positions, caps.period, caps.first, caps.width)
+        floor = oldest_protected(newest_open, caps.share, caps.period, caps.first, caps.width)
+        return recent | sink | (pattern & (self.positions >= floor))
+
+    def visible_at(self, queries: torch.Tensor) -> torch.Tensor:
+        """bool [B, H, n, T], which tokens were held when queries at these positions (int64 [B, n]) attended."""
+        assert self.evicted_at is not None
+        token = torch.arange(self.evicted_at.shape[2], device=queries.device)
+        query = queries[:, None, :, None]
+        return (token <= query) & (self.evicted_at[:, :, None] > query)
+
+    def rotated_keys(self, width: int) -> torch.Tensor:
+        """float32 [B, H, width, D], keys as a query meets them; rotated by rank where positions roll."""
+        keys = self.keys[:, :, :width].float()
+        if self.rotary is None:
+            return keys
+        return self.rotary.rotate(keys, self.ranks(width), self.width)
+
+    def ranks(self, width: int) -> torch.Tensor:
+        """int64 [B, H, width], the place of each entry among those of its head by age; 0 for the oldest."""
+        positions = self.positions[:, :, :width]
+        empty = (positions == EMPTY).sum(dim=-1, keepdim=True)
+        return (positions.argsort(dim=-1).argsort(dim=-1) - empty).clamp(min=0)
 
     def shrunk(self, caps: Caps) -> LayerState:
         """A copy under new caps: the policy's rule, applied after the last token until k entries are left."""
@@ -200,14 +206,33 @@ class LayerState:
         rank = torch.arange(kept.shape[-1], device=kept.device)
         surplus = rank >= state.held.to(kept.device)[:, None, None]
         fresh = LayerState.empty(
-            self.policy, caps, self.keys, self.values, capacity=kept.shape[-1], static=self.static is not None
+            self.policy,
+            caps,
+            self.keys,
+            self.values,
+            capacity=kept.shape[-1],
+            static=self.static is not None,
+            rotary=self.rotary,
         )
         fresh.seen = self.seen.clone()
         for name, tensor in self._tensors():
             index = kept.unsqueeze(-1).expand(*kept.shape, tensor.shape[-1]) if tensor.dim() == 4 else kept
             getattr(fresh, name)[:, :, : kept.shape[-1]] = tensor.gather(2, index)
         fresh.positions[:, :, : kept.shape[-1]].masked_fill_(surplus, EMPTY)
+        if self.evicted_at is not None:
+            fresh.evicted_at = self._evicted_by(fresh)
         return fresh
+
+    def _evicted_by(self, fresh: LayerState) -> torch.Tensor:
+        """`evicted_at` after shrinking: what is gone made room for the next token."""
+        assert self.evicted_at is not None
+        end = self.evicted_at.shape[2]
+        table = _grow(self.evicted_at, 1, NEVER)  # the last column takes what EMPTY slots write
+        next_token = self.seen.to(table.device, torch.int32)[:, None, None]
+        before, after = (x.long().masked_fill(x == EMPTY, end) for x in (self.positions, fresh.positions))
+        table.scatter_(2, before, next_token.expand(self.positions.shape))
+        table.scatter_(2, after, NEVER)
+        return table[:, :, :end]
 
 
 def _grow(tensor: torch.Tensor, more: int, fill: int) -> torch.Tensor:

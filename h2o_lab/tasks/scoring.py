@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from h2o_lab.attention import EvictionCache, eviction_attention
+from h2o_lab.attention import EvictionCache
 from h2o_lab.attention.hook import position_limit
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
+from h2o_lab.tasks.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Unit:
     choices: tuple[Choice, ...]
     key: tuple[tuple[int, int], ...]
     k: int
+    n: int
+    """The tokens that a fractional budget counts."""
 
     @property
     def longest_branch(self) -> int:
@@ -84,6 +87,7 @@ class Scorer:
         budget: the cap; None for the full cache. With base `prompt` all choices of a question share one k, from
             its longest context; with `sequence` each choice has its own and is run alone.
         prefill: `evict` or `full` (see `EvictionCache`); the prompt is the context.
+        positions: `original` or `rolling` (see `eviction_attention`).
         executor: see `attend`.
         seed: seed of policies that draw.
         batch_tokens: upper bound on the padded tokens of one forward pass (one unit is always run).
@@ -93,10 +97,14 @@ class Scorer:
     policy: Policy
     budget: Budget | None
     prefill: str = "evict"
+    positions: str = "original"
     executor: str = "auto"
     seed: int = 0
     batch_tokens: int = 2048
     cost: Cost = field(default_factory=Cost)
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.model, self.policy, self.prefill, self.positions, self.executor, self.seed)
 
     def score(
         self, questions: Sequence[Sequence[Choice]], advance: Callable[[int], None] = lambda choices: None
@@ -109,13 +117,14 @@ class Scorer:
         self._check_lengths(questions)
         units = [unit for index, choices in enumerate(questions) for unit in self._units(index, choices)]
         scores: dict[tuple[int, int], Score] = {}
-        start = time.perf_counter()
-        with torch.inference_mode(), eviction_attention(self.model):
+        start, run = time.perf_counter(), self._run_whole if self.policy.whole_text else self._run
+        with self.reader.open():
             for batch in self._batches(units):
                 keys = [key for unit in batch for key in unit.key]
-                scores.update(zip(keys, self._run(batch), strict=True))
+                scores.update(zip(keys, run(batch), strict=True))
                 advance(len(keys))
         self.cost.seconds += time.perf_counter() - start
+        self.cost.tokens_computed = self.reader.tokens
         return [[scores[i, j] for j in range(len(choices))] for i, choices in enumerate(questions)]
 
     def _check_lengths(self, questions: Sequence[Sequence[Choice]]) -> None:
@@ -129,7 +138,8 @@ class Scorer:
 
     def _units(self, index: int, choices: Sequence[Choice]) -> Iterator[Unit]:
         """Group the choices of a question by what they may share, exactly."""
-        per_choice = self.policy.evicts and self.budget is not None and self.budget.base == "sequence"
+        by_sequence = self.policy.budgeted and self.budget is not None and self.budget.base == "sequence"
+        per_choice = by_sequence or self.policy.whole_text
         whole_prompts = self.policy.evicts and self.prefill == "full"
         groups: dict[object, list[int]] = {}
         for j, choice in enumerate(choices):
@@ -139,19 +149,17 @@ class Scorer:
             prefix = _common_prefix([choices[j] for j in members])
             parts = [members] if prefix else [[j] for j in members]
             for part in parts:
-                prompt = len(choices[part[0]].context) if per_choice else longest_prompt
+                first = choices[part[0]]
+                prompt = len(first.context) if by_sequence else longest_prompt
+                sequence = max(len(choices[j].tokens) for j in part)
                 yield Unit(
-                    prefix or choices[part[0]].context,
+                    # where the end of a text decides about its beginning, it is run at once
+                    first.tokens[:-1] if self.policy.whole_text else prefix or first.context,
                     tuple(choices[j] for j in part),
                     tuple((index, j) for j in part),
-                    self._k(prompt, max(len(choices[j].tokens) for j in part)),
+                    self.budget.entries(prompt, sequence) if self.budget is not None else sequence - 1,
+                    sequence if by_sequence else prompt,
                 )
-
-    def _k(self, prompt: int, sequence: int) -> int:
-        if not self.policy.evicts:
-            return sequence - 1
-        assert self.budget is not None
-        return self.budget.entries(prompt, sequence)
 
     def _batches(self, units: list[Unit]) -> Iterator[list[Unit]]:
         """Units of similar length together, longest first, within `batch_tokens`."""
@@ -167,23 +175,22 @@ class Scorer:
         if batch:
             yield batch
 
-    def _run(self, units: list[Unit]) -> list[Score]:
-        prefixes = [unit.prefix for unit in units]
-        cache = EvictionCache(
-            self.model.config.get_text_config(decoder=True).num_hidden_layers,
-            self.policy,
-            [unit.k for unit in units] if self.policy.evicts else None,
-            prefill=self.prefill,
-            executor=self.executor,
-            seed=self.seed,
+    def _start(self, units: list[Unit], wanted: torch.Tensor) -> tuple[torch.Tensor, EvictionCache]:
+        """Read the prefixes: logits where wanted, and the cache."""
+        logits, cache = self.reader.start(
+            [unit.prefix for unit in units],
+            wanted,
+            [unit.k for unit in units] if self.policy.budgeted else None,
+            [unit.n for unit in units],
             capacity=max(len(choice.tokens) for unit in units for choice in unit.choices),
         )
-        lengths = torch.tensor([len(prefix) for prefix in prefixes])
-        ends = torch.zeros(len(units), int(lengths.max()), dtype=torch.bool)
-        ends[torch.arange(len(units)), lengths - 1] = True
-        logits = self._forward(prefixes, torch.zeros_like(lengths), None, ends, cache)
-        if len(cache.states) < len(cache.evicting):
-            raise UserError(f"{type(self.model).__name__} does not use its cache in every layer: it cannot be run.")
+        self.cost.kv_bytes_reserved = max(self.cost.kv_bytes_reserved, cache.kv_bytes_peak)
+        return logits, cache
+
+    def _run(self, units: list[Unit]) -> list[Score]:
+        lengths = torch.tensor([len(unit.prefix) for unit in units])
+        ends = torch.arange(int(lengths.max())) == lengths[:, None] - 1
+        logits, cache = self._start(units, ends)
 
         owner = torch.tensor([i for i, unit in enumerate(units) for _ in unit.choices])
         choices = [choice for unit in units for choice in unit.choices]
@@ -195,30 +202,45 @@ class Scorer:
         totals = torch.where(scored, logprobs, 0.0).double()
         matches = torch.where(scored, greedy, True)
         if max(len(rest) for rest in rests) > 1:
-            self._follow(rests, choices, lengths[owner], int(lengths.max()), branches, totals, matches)
-        self.cost.kv_bytes_reserved = max(
-            self.cost.kv_bytes_reserved, cache.kv_bytes_peak, cache.kv_bytes_reserved + branches.kv_bytes_reserved
-        )
+            self._follow(rests, choices, branches, totals, matches)
+        together = cache.kv_bytes_reserved + branches.kv_bytes_reserved
+        self.cost.kv_bytes_reserved = max(self.cost.kv_bytes_reserved, together)
+        return self._scores(units, owner.tolist(), choices, totals, matches, branches)
+
+    def _run_whole(self, units: list[Unit]) -> list[Score]:
+        """Units whose prefix is the whole text of their one choice."""
+        choices = [unit.choices[0] for unit in units]
+        lengths = torch.tensor([len(unit.prefix) for unit in units])
+        first = torch.tensor([len(choice.context) - 1 for choice in choices])
+        column = torch.arange(int(lengths.max()))
+        wanted = (column >= first[:, None]) & (column < lengths[:, None])
+        logits, cache = self._start(units, wanted)
+        targets = torch.tensor([token for choice in choices for token in choice.continuation])
+        totals, matches = torch.zeros(len(units)).double(), torch.ones(len(units), dtype=torch.bool)
+        _add_up(logits, targets, wanted, totals, matches)
+        return self._scores(units, range(len(units)), choices, totals, matches, cache)
+
+    def _scores(self, units, owner, choices, totals, matches, cache: EvictionCache) -> list[Score]:
         if not totals.isfinite().all():
             raise UserError(
                 f"the model's log-likelihoods are not finite in {self.model.dtype}: use model.dtype=float32 or "
                 "bfloat16, or check its weights."
             )
         return [
-            Score(total, match, len(choice.continuation), units[i].k if self.policy.evicts else fed, cut, size)
+            Score(total, match, len(choice.continuation), units[i].k if self.policy.budgeted else fed, cut, size)
             for total, match, choice, i, fed, cut, size in zip(
                 totals.tolist(),
                 matches.tolist(),
                 choices,
-                owner.tolist(),
-                branches.seen.tolist(),
-                branches.states[0].caps.cut.tolist(),
-                branches.kv_bytes_resident.tolist(),
+                owner,
+                cache.seen.tolist(),
+                cache.states[0].caps.cut.tolist(),
+                cache.kv_bytes_resident.tolist(),
                 strict=True,
             )
         ]
 
-    def _follow(self, rests, choices, starts, padded, cache, totals, matches) -> None:
+    def _follow(self, rests, choices, cache: EvictionCache, totals, matches) -> None:
         """Feed what follows the shared prefix, and add up the scores of the continuation's tokens."""
         feeds = [rest[:-1] for rest in rests]
         wanted = torch.zeros(len(rests), max(len(feed) for feed in feeds), dtype=torch.bool)
@@ -227,35 +249,9 @@ class Scorer:
             first = max(len(rest) - len(choice.continuation), 1)
             wanted[row, first - 1 : len(rest) - 1] = True
             targets.extend(rest[first:])
-        logits = self._forward(feeds, starts, padded, wanted, cache)
-        if not targets:
-            return
-        logprobs, greedy = _compare(logits, torch.tensor(targets))
-        rows = wanted.nonzero()[:, 0]
-        totals.index_add_(0, rows, logprobs.double())
-        matches &= torch.ones_like(matches).scatter_reduce(0, rows, greedy, "amin")
-
-    def _forward(self, texts, starts, padded: int | None, wanted, cache: EvictionCache) -> torch.Tensor:
-        """Feed right-padded texts after `starts` tokens each; logits [N, V] where `wanted`, on the host."""
-        device = self.model.device
-        width = wanted.shape[1]
-        lengths = torch.tensor([len(text) for text in texts])
-        ids = torch.zeros(len(texts), width, dtype=torch.int64)
-        for row, text in enumerate(texts):
-            ids[row, : len(text)] = torch.tensor(text, dtype=torch.int64)
-        column = torch.arange(width)
-        mask = column < lengths[:, None]
-        positions = starts[:, None] + torch.minimum(column, (lengths - 1).clamp(min=0)[:, None])
-        if padded is not None:
-            mask = torch.cat([torch.arange(padded) < starts[:, None], mask], dim=1)
-        self.cost.tokens_computed += int(lengths.sum())
-        return self.model(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            position_ids=positions.to(device),
-            logits_to_keep=wanted.to(device),
-            cache=cache,
-        ).logits.cpu()
+        logits = self.reader.go_on(feeds, wanted, cache)
+        if targets:
+            _add_up(logits, torch.tensor(targets), wanted, totals, matches)
 
 
 def _common_prefix(choices: list[Choice]) -> tuple[int, ...]:
@@ -266,6 +262,14 @@ def _common_prefix(choices: list[Choice]) -> tuple[int, ...]:
     while length < shortest and all(other[length] == first[length] for other in others):
         length += 1
     return first[:length]
+
+
+def _add_up(logits, targets, wanted: torch.Tensor, totals: torch.Tensor, matches: torch.Tensor) -> None:
+    """Add the log-likelihoods of the targets (int64 [N], where `wanted`) to their rows, in place."""
+    logprobs, greedy = _compare(logits, targets)
+    rows = wanted.nonzero()[:, 0]
+    totals.index_add_(0, rows, logprobs.double())
+    matches &= torch.ones_like(matches).scatter_reduce(0, rows, greedy, "amin")
 
 
 def _compare(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
