@@ -16,28 +16,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import math
-import os
-import sys
 import time
 from collections import defaultdict
-from datetime import datetime
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
-from h2o_lab import log
-from h2o_lab.config import DataConfig, ModelConfig
-from h2o_lab.data import load_rows
+from experiments.common import model_config, parser, record, xsum_windows
 from h2o_lab.errors import UserError
 from h2o_lab.models import LoadedModel, load_model
 from h2o_lab.progress import progress
-from h2o_lab.results import environment, open_result, peak_memory_bytes
+from h2o_lab.results import environment, peak_memory_bytes
 from h2o_lab.theory.checks import Violations
 from h2o_lab.theory.maps import attention_maps
 from h2o_lab.theory.measure import Settings, Step, measure_choices, measure_steps
@@ -46,33 +37,11 @@ from h2o_lab.theory.search import MOST_SUBSETS
 from h2o_lab.theory.summary import metrics
 from h2o_lab.theory.table import theory_table
 
-logger = logging.getLogger("h2o_lab.experiments.theory")
-
 
 def main(argv: list[str] | None = None) -> None:
     """Measure, record in a folder of its own, and show one table."""
-    log.set_up()
     args = _parser().parse_args(argv)
-    try:
-        settings = _settings(args)
-        folder = Path(args.results_dir) / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
-        result = open_result(folder)
-        result.write_config(vars(args))
-        try:
-            record, samples = run(args, settings)
-            result.write_samples(samples)
-            result.finish(record)
-        except (Exception, KeyboardInterrupt) as error:
-            result.fail(error, _describe(args))
-            raise
-    except UserError as error:
-        log.complain(str(error))
-        sys.exit(2)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
-    console.print(theory_table(record["metrics"]))
-    logger.info("results in %s", os.path.relpath(folder))
+    record(args, "theory", lambda: run(args, _settings(args)), theory_table)
 
 
 def run(args: argparse.Namespace, settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -81,43 +50,26 @@ def run(args: argparse.Namespace, settings: Settings) -> tuple[dict[str, Any], l
     Raises:
         UserError: the model or the texts cannot be had, or too few texts are long enough.
     """
-    torch.set_num_threads(args.threads)
     start = time.perf_counter()
-    loaded = load_model(_model(args))
+    loaded = load_model(model_config(args))
     seconds = {"load_model": time.perf_counter() - start}
     start = time.perf_counter()
-    windows, data = read_windows(args, loaded)
+    windows, data = xsum_windows(loaded, args.windows, args.length, args.data_dir, args.split)
     seconds["load_data"] = time.perf_counter() - start
     start = time.perf_counter()
     samples, found, steps = measure(loaded, windows, settings, args.seed)
     seconds["evaluate"] = time.perf_counter() - start
-    record = _describe(args) | {
+    return {
         "metrics": metrics(samples, found, steps),
         "main_metric": "least_greedy_ratio",
         "samples": len(samples),
+        "seed": args.seed,
         "settings": dataclasses.asdict(settings),
         "data": data,
         "seconds": seconds,
         "peak_memory_bytes": peak_memory_bytes(loaded.device),
         "environment": environment(loaded.device),
-    }
-    return record, samples
-
-
-def read_windows(args: argparse.Namespace, loaded: LoadedModel) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The opening tokens of the first XSum articles that are long enough, int64 [windows, length]; their origin."""
-    source = DataConfig(source="folder", dir=args.data_dir) if args.data_dir else DataConfig(source="packaged")
-    rows = load_rows("xsum", source)
-    if rows is None or args.split not in rows.splits:
-        raise UserError(f"there is no split {args.split}: use --split {' or '.join(rows.splits if rows else [])}.")
-    texts = (loaded.tokenizer(row["document"]).input_ids for row in rows.splits[args.split])
-    found = list(islice((ids[: args.length] for ids in texts if len(ids) >= args.length), args.windows))
-    if len(found) < args.windows:
-        raise UserError(
-            f"only {len(found)} articles have {args.length} tokens or more: "
-            f"lower --windows from {args.windows}, or --length."
-        )
-    return torch.tensor(found), {"source": source.source, "origin": rows.origin, "split": args.split}
+    }, samples
 
 
 def measure(
@@ -146,16 +98,6 @@ def measure(
             for step, per_window in in_layers.items():
                 steps[step].append(per_window)
     return samples, dict(found), {step: np.stack(values, axis=1) for step, values in steps.items()}
-
-
-def _model(args: argparse.Namespace) -> ModelConfig:
-    if args.model_path:
-        return ModelConfig(name=Path(args.model_path).name, source="local", path=args.model_path)
-    return ModelConfig(name="smollm2_135m", source="packaged")
-
-
-def _describe(args: argparse.Namespace) -> dict[str, Any]:
-    return {"model": _model(args).name, "task": "theory", "seed": args.seed, "config": vars(args)}
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -189,29 +131,20 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.theory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = parser("theory", __doc__)
     standard = Settings()
-    parser.add_argument("--windows", type=int, default=8, help="texts (default 8)")
-    parser.add_argument("--length", type=int, default=256, help="tokens of each text (default 256)")
-    parser.add_argument("--seed", type=int, default=0, help="of the candidates and the random sets (default 0)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=standard.sizes, help="k of the brute force")
-    parser.add_argument("--heavy", type=int, default=standard.heavy, help="candidates with the most attention")
-    parser.add_argument("--spread", type=int, default=standard.spread, help="candidates drawn from the rest")
-    parser.add_argument(
-        "--cap", type=float, default=standard.cap, help="share of a query's attention that is enough"
-    )
-    parser.add_argument("--triples", type=int, default=standard.triples, help="random sets per head and objective")
-    parser.add_argument("--caches", type=int, nargs="+", default=standard.caches, help="k of the dynamics")
-    parser.add_argument("--model-path", help="a folder of save_pretrained, instead of the packaged model")
-    parser.add_argument("--data-dir", help="a folder that holds xsum/<split>.jsonl, instead of the packaged rows")
-    parser.add_argument("--split", default="validation")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--results-dir", default="results")
-    return parser
+    made.add_argument("--windows", type=int, default=8, help="texts (default 8)")
+    made.add_argument("--length", type=int, default=256, help="tokens of each text (default 256)")
+    made.add_argument("--seed", type=int, default=0, help="of the candidates and the random sets (default 0)")
+    made.add_argument("--sizes", type=int, nargs="+", default=standard.sizes, help="k of the brute force")
+    made.add_argument("--heavy", type=int, default=standard.heavy, help="candidates with the most attention")
+    made.add_argument("--spread", type=int, default=standard.spread, help="candidates drawn from the rest")
+    made.add_argument("--cap", type=float, default=standard.cap, help="share of a query's attention that is enough")
+    made.add_argument("--triples", type=int, default=standard.triples, help="random sets per head and objective")
+    made.add_argument("--caches", type=int, nargs="+", default=standard.caches, help="k of the dynamics")
+    made.add_argument("--data-dir", help="a folder that holds xsum/<split>.jsonl, instead of the packaged rows")
+    made.add_argument("--split", default="validation")
+    return made
 
 
 if __name__ == "__main__":

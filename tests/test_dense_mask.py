@@ -3,25 +3,49 @@
 import pytest
 import torch
 from conftest import REAL_MODELS
-from invariants import EVICTING, POLICIES
+from invariants import EVICTING, POLICIES, SPARSE
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from h2o_lab.attention import EvictionCache, eviction_attention
-from h2o_lab.attention.feeding import column_sums
+from h2o_lab.attention.feeding import calls, column_sums
+from h2o_lab.policies import SpAtten, SpAttenCascade
 
 LENGTH, CAP = 120, 24
+NAMES = [*EVICTING, "spatten", "spatten_cascade"]
+
+
+def by_calls(model, ids: torch.Tensor, cache: EvictionCache) -> torch.Tensor:
+    """Logits [T, V], in as few calls as the policy allows."""
+    parts = calls(cache, torch.ones_like(ids, dtype=torch.bool))
+    return torch.cat([model(ids[:, part], cache=cache).logits[0] for part in parts])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("model_name", REAL_MODELS)
-@pytest.mark.parametrize("name", EVICTING)
-def test_chunk_equals_steps_equals_a_dense_mask(real_model, book_tokens, monkeypatch, model_name, name):
+@pytest.mark.parametrize("name", SPARSE)
+def test_chunk_equals_steps_where_nothing_is_evicted(real_model, book_tokens, model_name, name):
+    model, _ = real_model(model_name)
+    ids = book_tokens(model_name, LENGTH)[None]
+    outs = []
+    for executor, length in (("numba", LENGTH), ("numba", 1), ("reference", 40)):
+        cache = EvictionCache(model.config.num_hidden_layers, POLICIES[name][0], CAP, executor=executor)
+        with eviction_attention(model):
+            outs.append(torch.cat([model(part, cache=cache).logits[0] for part in ids.split(length, dim=1)]))
+    for other in outs[1:]:
+        torch.testing.assert_close(other.log_softmax(-1), outs[0].log_softmax(-1), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_name", REAL_MODELS)
+@pytest.mark.parametrize(
+    "policy", [*(POLICIES[name][0] for name in EVICTING), SpAtten(), SpAttenCascade()], ids=NAMES
+)
+def test_chunk_equals_steps_equals_a_dense_mask(real_model, book_tokens, monkeypatch, model_name, policy):
     model, _ = real_model(model_name)
     ids = book_tokens(model_name, LENGTH)[None]
     layers = model.config.num_hidden_layers
 
-    policy = POLICIES[name][0]
     given = None
     if policy.two_passes:
         with eviction_attention(model):
@@ -32,7 +56,7 @@ def test_chunk_equals_steps_equals_a_dense_mask(real_model, book_tokens, monkeyp
 
     steps, stepping, masks = [], cache(), [[] for _ in range(layers)]
     with eviction_attention(model):
-        chunk = model(ids, cache=cache()).logits[0]
+        chunk = by_calls(model, ids, cache())
         for t in range(LENGTH):
             steps.append(model(ids[:, t : t + 1], cache=stepping).logits[0, 0])
             for mask, state in zip(masks, stepping.states, strict=True):

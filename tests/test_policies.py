@@ -10,7 +10,22 @@ from invariants import POLICIES
 from h2o_lab.checks import build_policy
 from h2o_lab.config import config_dir
 from h2o_lab.errors import UserError
-from h2o_lab.policies import ALL, H2O, Budget, H2Only, Local, Priority, Random, Streaming
+from h2o_lab.policies import (
+    ALL,
+    H2O,
+    Budget,
+    Fixed,
+    H2Only,
+    Local,
+    Pattern,
+    Priority,
+    Random,
+    SpAtten,
+    SpAttenCascade,
+    Streaming,
+    Strided,
+)
+from h2o_lab.policies.protection import is_member, oldest_protected
 
 NAMED = {kind.name: kind() for kind in ALL}
 
@@ -75,6 +90,17 @@ def test_bad_budgets(fields, message):
         ),
         (lambda: Local(sink_tokens=4), "recent_fraction=1 leaves no room for sink_tokens=4"),
         (lambda: H2O(group_reduce="median"), "group_reduce must be sum or max"),
+        (lambda: H2O(scope="planet"), "scope must be head, layer, model or cascade"),
+        (lambda: H2O(pattern="zigzag", pattern_fraction=0.5), "pattern must be null, strided or fixed"),
+        (lambda: H2O(pattern="strided"), "pattern and pattern_fraction go together"),
+        (lambda: H2O(pattern_fraction=0.2), "pattern and pattern_fraction go together"),
+        (lambda: Strided(recent_fraction=0.6), "sum above 1"),
+        (lambda: Strided(sink_tokens=4), "leaves no room for sink_tokens=4"),
+        (lambda: Strided(stride=0), "stride must be a whole number, 1 or more"),
+        (lambda: H2O(taper=2.0), "taper must be a number, -0.9 to 0.9"),
+        (lambda: SpAtten(taper=0.5), "taper must be 0"),
+        (lambda: SpAttenCascade(taper=-0.5), "taper must be 0 or more"),
+        (lambda: SpAtten(priority="random"), "scope=model sums attention"),
     ],
 )
 def test_bad_fields(make, message):
@@ -90,6 +116,30 @@ def test_sizes_of_the_named_policies():
     assert Streaming().protection(4, 100)[:3] == (1, 3, True)
     assert H2O(sink_tokens=4).protection(6, 100)[:3] == (3, 3, True)
     assert H2O(recent_fraction=None, recent_tokens=50).protection(20, 100)[:3] == (20, 0, True)
+
+
+def test_patterns_follow_n_and_k_and_are_cut_first():
+    assert Strided().protection(20, 100) == (10, 0, False, Pattern(10, 10, 0, 1))
+    assert Fixed().protection(20, 100) == (10, 0, False, Pattern(10, 40, 36, 4))
+    assert Strided(stride=7).protection(20, 100).pattern == Pattern(10, 7, 0, 1)
+    assert Fixed(block=16, block_tail=2).protection(20, 100).pattern == Pattern(10, 16, 14, 2)
+    crowded = Strided(recent_fraction=0.25, sink_tokens=4)
+    assert crowded.protection(20, 100) == (5, 4, False, Pattern(10, 10, 0, 1))
+    assert crowded.protection(6, 100) == (1, 4, True, Pattern(1, 100, 0, 1))
+    assert crowded.protection(4, 100)[:3] == (1, 3, True)
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 30), st.integers(0, 12), st.integers(-3, 200))
+def test_the_newest_members_of_a_pattern_are_protected(period, width, first, room, newest):
+    width = min(width, period)
+    first = min(first, period - width)
+    sizes = [torch.tensor(x) for x in (room, period, first, width)]
+    members = [s for s in range(newest + 1) if first <= s % period < first + width]
+    positions = torch.arange(max(newest, 0) + 1)
+    inside = is_member(positions, period, first, width)
+    assert positions[inside & (positions <= newest)].tolist() == members
+    floor = oldest_protected(torch.tensor(newest), *sizes)
+    assert [s for s in members if s >= floor] == (members[-room:] if room else [])
 
 
 def test_a_cap_that_no_sample_could_satisfy():

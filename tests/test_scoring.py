@@ -50,7 +50,7 @@ def alone(
     ids = torch.tensor([choice.tokens])[:, :-1]
     prompt = len(choice.context)
     parts = [(0, prompt), (prompt, len(choice.tokens) - 1)]
-    if policy.whole_text:
+    if not policy.causal:
         parts = [(0, len(choice.tokens) - 1)]
     elif policy.by_step:
         parts = [parts[0]] if prefill == "full" else []

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from h2o_lab.attention.caps import Caps
-from h2o_lab.attention.executors import attend, check_executor
-from h2o_lab.attention.observation import observe
-from h2o_lab.attention.rotary import Rotary
-from h2o_lab.attention.scopes import rank_layers, shrink_layers
+from h2o_lab.attention.executors import check_executor
+from h2o_lab.attention.layer import EvictionLayer
 from h2o_lab.attention.state import LayerState
 from h2o_lab.errors import UserError
-from h2o_lab.policies import Budget, Policy, SparsePolicy
+from h2o_lab.policies import Budget, Policy
 
 PREFILLS = ("evict", "full")
-LAYER = "_h2o_lab_layer"
-"""Attribute by which the keys that a layer returns lead the attention function back to it."""
 
 
 class EvictionCache(Cache):
@@ -160,160 +156,3 @@ class EvictionCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         raise UserError("an evicting cache cannot be cropped (assisted decoding): evicted tokens are gone.")
-
-
-class EvictionLayer(CacheLayerMixin):
-    """One layer: hands new keys through, and keeps the state that `attend` works on."""
-
-    is_compileable = False
-    is_croppable = False
-    is_sliding = False
-    supports_early_init = False
-
-    def __init__(self, cache: EvictionCache, index: int) -> None:
-        super().__init__()
-        self.cache = cache
-        self.index = index
-        self.state: LayerState | None = None
-        self.length = 0
-        """Columns fed so far, padding included: what transformers calls the sequence length."""
-        self.prompt_bytes = 0
-        """Bytes that the prompt took before `prefill: full` let it shrink."""
-        self._waiting = False
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the new keys and values as they are; the attention function inserts them."""
-        if self._waiting:
-            raise UserError(
-                "the model did not attend through its EvictionCache: call it inside eviction_attention(model), "
-                "with a model whose attention takes the keys as the cache returns them."
-            )
-        self.is_initialized = self._waiting = True
-        self.length += key_states.shape[-2]
-        setattr(key_states, LAYER, self)
-        return key_states, value_states
-
-    def attend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        valid: torch.Tensor | None,
-        rotary: Rotary | None = None,
-    ) -> torch.Tensor:
-        """Attention of the new tokens under the policy; shapes as in `h2o_lab.attention.attend`."""
-        self._waiting = False
-        cache, policy = self.cache, self.cache.policy
-        if valid is None:
-            valid = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
-        first = self.state is None
-        prompt_in_full = first and cache.prefill == "full" and policy.evicts
-        caps = cache.caps_for(valid.sum(dim=1).cpu(), self.index) if first else None
-        if policy.by_step and self.index == 0 and not prompt_in_full:
-            self._rank_layers(valid)
-        static = self._static_priority(k, valid)
-        if self.state is None:
-            assert caps is not None
-            self.state = self._empty(Caps.unbounded(len(k)) if prompt_in_full else caps, k, v, static, rotary)
-        elif (self.state.rotary is None) != (rotary is None):
-            raise UserError("a cache that was filled with positions=rolling must stay with them, and vice versa.")
-        out = attend(q, k, v, self.state, scale=scale, valid=valid, static=static, executor=cache.executor)
-        if prompt_in_full:
-            assert caps is not None
-            self._shrink(q, scale, valid, caps)
-        return out
-
-    def _empty(self, caps: Caps, k, v, static, rotary: Rotary | None) -> LayerState:
-        cache = self.cache
-        sparse = isinstance(cache.policy, SparsePolicy)
-        if sparse and rotary is not None:
-            raise UserError(
-                f"policy {cache.policy.name} keeps everything, so that there are no positions to roll: use "
-                "positions=original."
-            )
-        state = LayerState.empty(
-            cache.policy,
-            caps,
-            k,
-            v,
-            capacity=cache.capacity,
-            static=static is not None,
-            record=cache.record,
-            rotary=rotary,
-        )
-        if sparse and cache.given is not None:
-            state.columns = cache.given[self.index].to(k.device)
-        return state
-
-    def _shrink(self, q: torch.Tensor, scale: float, valid: torch.Tensor, caps: Caps) -> None:
-        """After a prompt in full: keep what the rule keeps; scopes across layers wait for the last one."""
-        assert self.state is not None
-        cache, policy = self.cache, self.cache.policy
-        self.prompt_bytes = self.state.kv_bytes_reserved
-        if policy.compresses_prompt:
-            assert policy.recent_tokens is not None
-            self.state.static = policy.prompt_priority(observe(q, self.state, scale, valid, policy.recent_tokens))
-        if not policy.by_step:
-            self.state = self.state.shrunk(caps)
-        elif self.index == len(cache.evicting) - 1:
-            lengths = valid.sum(dim=1).cpu()
-            every = [cache.caps_for(lengths, layer) for layer in range(len(cache.evicting))]
-            for layer, state in zip(cache.evicting, shrink_layers(cache.states, every), strict=True):
-                layer.state = state
-
-    def _rank_layers(self, valid: torch.Tensor) -> None:
-        """Before a token, at the first layer: what scopes across layers rank by."""
-        counts = valid.sum(dim=1).cpu()
-        states = self.cache.states
-        seen = states[0].seen if states else torch.zeros_like(counts)
-        if valid.shape[1] > 1 and bool((seen + counts > self.cache.smallest_caps(counts)).any()):
-            raise UserError(
-                f"policy {self.cache.policy.name} lets layers wait for each other's last step: give it one token "
-                "at a time once its cap is reached, or use prefill=full."
-            )
-        if valid.shape[1] == 1 and states:
-            rank_layers(states)
-
-    def _static_priority(self, k: torch.Tensor, valid: torch.Tensor) -> torch.Tensor | None:
-        policy, cache = self.cache.policy, self.cache
-        if not policy.priority.fixed or isinstance(policy, SparsePolicy):
-            return None
-        seen = self.state.seen if self.state is not None else torch.zeros(len(k), dtype=torch.int64)
-        positions = (seen.to(k.device)[:, None] + valid.long().cumsum(dim=1) - 1).clamp(min=0)
-        if policy.two_passes:
-            assert cache.given is not None
-            numbers = cache.given[self.index].to(k.device)
-            index = positions.clamp(max=numbers.shape[2] - 1)[:, None].expand(-1, k.shape[1], -1)
-            return numbers.gather(2, index)
-        return policy.static_priority(positions, k, self.index, cache.seed)
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def reset(self) -> None:
-        self.state = None
-        self.length = self.prompt_bytes = 0
-        self.is_initialized = self._waiting = False
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        if self.state is not None:
-            self.state = self.state.select(beam_idx)
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.reorder_cache(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.state is not None:
-            self.state = self.state.select(torch.arange(len(self.state.seen)).repeat_interleave(repeats))

@@ -41,7 +41,8 @@ def attend(
         valid: bool [B, T]; False marks padding, which is never inserted, scored or counted (its output is
             arbitrary). None for no padding.
         static: float32 [B, H, T], priorities of the new tokens where the state ranks by them.
-        executor: one of `EXECUTORS`; `auto` is numba on the CPU and the reference elsewhere.
+        executor: one of `EXECUTORS`; `auto` is numba on the CPU and the reference elsewhere. A `SparsePolicy` masks
+            in plain tensor operations on either.
 
     Returns:
         [B, Hq, T, D] in q's dtype.

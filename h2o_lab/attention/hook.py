@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from h2o_lab.attention.cache import LAYER
+from h2o_lab.attention.layer import LAYER
 from h2o_lab.attention.rotary import Rotary
 from h2o_lab.errors import UserError
 

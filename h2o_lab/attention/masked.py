@@ -128,5 +128,4 @@ def _held_beside(part, logits, state: LayerState, beside, q, k, v, scale, valid,
         normaliser=normaliser,
     )
     held = companion.visible_at(query_at[:, part])
-    missing = logits.shape[-1] - held.shape[-1]
-    return torch.nn.functional.pad(held, (0, missing)) if missing > 0 else held[..., : logits.shape[-1]]
+    return torch.nn.functional.pad(held, (0, logits.shape[-1] - held.shape[-1]))

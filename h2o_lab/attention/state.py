@@ -120,8 +120,8 @@ class LayerState:
 
     def reserve(self, slots: int) -> None:
         """Make room for `slots` entries per head, or k where that is less; grows by a quarter at least."""
-        if self.evicted_at is not None and slots > self.evicted_at.shape[2]:
-            self.evicted_at = _grow(self.evicted_at, slots - self.evicted_at.shape[2], NEVER)
+        if self.evicted_at is not None and slots > (known := self.evicted_at.shape[2]):
+            self.evicted_at = _grow(self.evicted_at, max(slots - known, known // 4), NEVER)
         have, most = self.keys.shape[2], int(self.caps.k.max())
         if min(slots, most) <= have:
             return
@@ -175,11 +175,15 @@ class LayerState:
         return recent | sink | (pattern & (self.positions >= floor))
 
     def visible_at(self, queries: torch.Tensor) -> torch.Tensor:
-        """bool [B, H, n, T], which tokens were held when queries at these positions (int64 [B, n]) attended."""
+        """bool [B, H, n, T], which of the T tokens seen were held when the queries at these positions attended.
+
+        Needs `record`; queries are int64 [B, n].
+        """
         assert self.evicted_at is not None
-        token = torch.arange(self.evicted_at.shape[2], device=queries.device)
+        evicted_at = self.evicted_at[:, :, None, : int(self.seen.max())]
+        token = torch.arange(evicted_at.shape[-1], device=queries.device)
         query = queries[:, None, :, None]
-        return (token <= query) & (self.evicted_at[:, :, None] > query)
+        return (token <= query) & (evicted_at > query)
 
     def rotated_keys(self, width: int) -> torch.Tensor:
         """float32 [B, H, width, D], keys as a query meets them; rotated by rank where positions roll."""

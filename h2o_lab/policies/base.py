@@ -11,6 +11,7 @@ import torch
 
 from h2o_lab.errors import UserError
 from h2o_lab.policies.budget import SMALLEST, share
+from h2o_lab.policies.fields import as_priority, check_number, check_word
 from h2o_lab.policies.priority import Priority, random_numbers
 from h2o_lab.policies.protection import Pattern, Protection
 
@@ -39,7 +40,7 @@ class Policy:
     budgeted: ClassVar[bool] = True
     """Whether the budget means anything; False only for the full cache."""
     causal: ClassVar[bool] = True
-    """False where later tokens decide what an earlier query sees."""
+    """False where later tokens decide what an earlier query sees: each text is then run alone and at once."""
     compresses_prompt: ClassVar[bool] = False
     """Whether the rule is made for `prefill: full` and ranks the prompt once, at its end (`prompt_priority`)."""
 
@@ -70,37 +71,31 @@ class Policy:
     """k falls linearly over the layers, from k (1 + taper) to k (1 - taper); the mean stays k."""
 
     def __post_init__(self) -> None:
+        check_number(self, "recent_fraction", 0, 1, float)
+        check_number(self, "recent_tokens", 1, math.inf, int)
+        check_number(self, "sink_tokens", 0, math.inf, int)
+        check_number(self, "pattern_fraction", 0, 1, float)
+        check_number(self, "stride", 1, math.inf, int)
+        check_number(self, "block", 1, math.inf, int)
+        check_number(self, "block_tail", 1, math.inf, int)
+        check_number(self, "taper", -0.9, 0.9, float)
+        check_word(self, "group_reduce", ("sum", "max"))
+        check_word(self, "scope", SCOPES)
+        check_word(self, "pattern", (None, *PATTERNS))
+        object.__setattr__(self, "priority", as_priority(self))
         self._check_exclusions()
-        _check_number(self, "recent_fraction", 0, 1, float)
-        _check_number(self, "recent_tokens", 1, math.inf, int)
-        _check_number(self, "sink_tokens", 0, math.inf, int)
-        _check_number(self, "pattern_fraction", 0, 1, float)
-        _check_number(self, "stride", 1, math.inf, int)
-        _check_number(self, "block", 1, math.inf, int)
-        _check_number(self, "block_tail", 1, math.inf, int)
-        _check_number(self, "taper", -0.9, 0.9, float)
-        _check_word(self, "group_reduce", ("sum", "max"))
-        _check_word(self, "scope", SCOPES)
-        _check_word(self, "pattern", (None, *PATTERNS))
         self._check_shares()
-        try:
-            object.__setattr__(self, "priority", _as_priority(self.priority))
-        except (KeyError, ValueError):
-            allowed = ", ".join(p.name.lower() for p in Priority)
-            raise UserError(
-                f"policy {self.name}: priority must be one of {allowed}, and is {self.priority!r}."
-            ) from None
-        if self.by_step and self.priority.fixed:
-            raise UserError(f"policy {self.name}: scope={self.scope} sums attention: use priority=accumulated.")
 
     def _check_exclusions(self) -> None:
+        if self.by_step and self.priority.fixed:
+            raise UserError(f"policy {self.name}: scope={self.scope} sums attention: use priority=accumulated.")
         if self.recent_fraction is not None and self.recent_tokens is not None:
             raise UserError(
                 f"policy {self.name}: set recent_fraction or recent_tokens, not both; null switches one off."
             )
         if self.scope == "model" and self.taper:
             raise UserError(f"policy {self.name}: scope=model keeps one set for all layers: taper must be 0.")
-        if self.scope == "cascade" and ((_is_number(self.taper) and self.taper < 0) or self.pattern):
+        if self.scope == "cascade" and (self.taper < 0 or self.pattern):
             raise UserError(
                 f"policy {self.name}: scope=cascade nests the layers' sets: taper must be 0 or more, pattern null."
             )
@@ -220,35 +215,3 @@ class Policy:
     def by_step(self) -> bool:
         """Whether layers depend on each other's last step, so that tokens go one at a time once k is reached."""
         return self.scope in ("model", "cascade")
-
-    @property
-    def whole_text(self) -> bool:
-        """Whether each text must be run alone and at once, as its end decides about its beginning."""
-        return not self.causal
-
-
-def _as_priority(value: Priority | str | int) -> Priority:
-    return Priority[value.upper()] if isinstance(value, str) else Priority(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_number(policy: Policy, field: str, low: float, high: float, kind: type) -> None:
-    value = getattr(policy, field)
-    if value is None:
-        return
-    right_type = isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not right_type or not low <= value <= high:
-        word = "a number" if kind is float else "a whole number"
-        upper = f"to {high:g}" if high < math.inf else "or more"
-        raise UserError(f"policy {policy.name}: {field} must be {word}, {low:g} {upper}, and is {value!r}.")
-
-
-def _check_word(policy: Policy, field: str, allowed: tuple) -> None:
-    value = getattr(policy, field)
-    if value not in allowed:
-        words = [str(word or "null") for word in allowed]
-        listed = f"{', '.join(words[:-1])} or {words[-1]}"
-        raise UserError(f"policy {policy.name}: {field} must be {listed}, and is {value!r}.")

@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import avg_pool1d, max_pool1d
 
 from h2o_lab.errors import UserError
-from h2o_lab.policies.base import Policy, _check_number, _check_word
+from h2o_lab.policies.base import Policy
+from h2o_lab.policies.fields import check_number, check_word
 from h2o_lab.policies.priority import Priority
 
 
@@ -34,8 +35,8 @@ class SnapKV(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_number(self, "kernel_size", 1, 10**6, int)
-        _check_word(self, "pooling", ("mean", "max"))
+        check_number(self, "kernel_size", 1, 10**6, int)
+        check_word(self, "pooling", ("mean", "max"))
         if self.kernel_size % 2 == 0:
             raise UserError(f"policy {self.name}: kernel_size must be odd, and is {self.kernel_size}.")
         if self.recent_tokens is None or self.priority is not Priority.STATIC:

@@ -117,7 +117,7 @@ class Scorer:
         self._check_lengths(questions)
         units = [unit for index, choices in enumerate(questions) for unit in self._units(index, choices)]
         scores: dict[tuple[int, int], Score] = {}
-        start, run = time.perf_counter(), self._run_whole if self.policy.whole_text else self._run
+        start, run = time.perf_counter(), self._run if self.policy.causal else self._run_whole
         with self.reader.open():
             for batch in self._batches(units):
                 keys = [key for unit in batch for key in unit.key]
@@ -139,7 +139,7 @@ class Scorer:
     def _units(self, index: int, choices: Sequence[Choice]) -> Iterator[Unit]:
         """Group the choices of a question by what they may share, exactly."""
         by_sequence = self.policy.budgeted and self.budget is not None and self.budget.base == "sequence"
-        per_choice = by_sequence or self.policy.whole_text
+        per_choice = by_sequence or not self.policy.causal
         whole_prompts = self.policy.evicts and self.prefill == "full"
         groups: dict[object, list[int]] = {}
         for j, choice in enumerate(choices):
@@ -154,7 +154,7 @@ class Scorer:
                 sequence = max(len(choices[j].tokens) for j in part)
                 yield Unit(
                     # where the end of a text decides about its beginning, it is run at once
-                    first.tokens[:-1] if self.policy.whole_text else prefix or first.context,
+                    (prefix or first.context) if self.policy.causal else first.tokens[:-1],
                     tuple(choices[j] for j in part),
                     tuple((index, j) for j in part),
                     self.budget.entries(prompt, sequence) if self.budget is not None else sequence - 1,
@@ -234,7 +234,7 @@ class Scorer:
                 choices,
                 owner,
                 cache.seen.tolist(),
-                cache.states[0].caps.cut.tolist(),
+                torch.stack([state.caps.cut for state in cache.states]).any(dim=0).tolist(),
                 cache.kv_bytes_resident.tolist(),
                 strict=True,
             )
