@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numba
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -63,6 +64,7 @@ def record(
         result.write_config(vars(args))
         try:
             torch.set_num_threads(args.threads)
+            numba.set_num_threads(min(args.threads, numba.config.NUMBA_NUM_THREADS))
             found, samples = run()
             found = about | found
             result.write_samples(samples)

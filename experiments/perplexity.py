@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,11 +100,12 @@ def measure(
 
 
 def _texts(args: argparse.Namespace, loaded: LoadedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    windows, origins = {}, {}
+    windows: dict[str, torch.Tensor] = {}
+    origins: dict[str, Any] = {}
     windows["xsum"], origins["xsum"] = xsum_windows(loaded, args.windows, args.length, args.data_dir, args.split)
     if args.wikitext:
         windows["wikitext"] = file_windows(loaded, args.wikitext, args.windows, args.length)
-        origins["wikitext"] = args.wikitext
+        origins["wikitext"] = Path(args.wikitext).name
     return windows, origins
 
 

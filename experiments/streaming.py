@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]
         "metrics": {"every": args.every, "perplexity": curves},
         "samples": len(samples),
         "k": args.k,
-        "data": {"origin": args.books, "title": title, "tokens": len(ids)},
+        "data": {"origin": Path(args.books).name, "title": title, "tokens": len(ids)},
         "seconds": {"evaluate": time.perf_counter() - start},
         "peak_memory_bytes": peak_memory_bytes(loaded.device),
         "environment": environment(loaded.device),

@@ -6,12 +6,12 @@
 Every policy reads the windows from their first token on (prefill=evict; `h2o_real_drop` too, though it is meant for
 a prompt in full, so that all follow one protocol). Counted is the perplexity of the second half of each window.
 
-Overlap: let B be the tokens that a query sees under `h2o` and A those that it sees under the policy, itself in both.
-The overlap is |A and B| / |B|, averaged over the queries at positions k and later, KV heads, layers and windows. The
-newest tokens are in both under most policies, so `older` says the same of the tokens behind h2o's recent window
-alone. Each policy is on its own run: hidden states differ, and with them the sets, ever more from layer to layer.
-In `layer_0` all runs have the same input, and the rule alone makes the difference. A policy that sees more than k
-can overlap in full (`full` does), so `seen`, the mean |A|, stands beside it.
+Overlap: let B be the tokens that a query sees under `h2o`, and A those that it sees under the policy, itself in
+both. The overlap is |A and B| / |B|, averaged over the queries at positions k and later, KV heads, layers and
+windows. The newest tokens are in both under most policies, so `older` says the same of the tokens behind h2o's
+recent window alone. Each policy is on its own run: hidden states differ, and with them the sets. In `layer_0` all
+runs have the same input, and the rule alone makes the difference. A policy that sees more than k can overlap in
+full (`full` does), so `seen`, the mean |A|, stands beside it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ NAMES = (
     "random",
     "local",
 )
+PACKAGES = ("h2o_lab", "torch", "transformers", "numba")
 MEASURES = ("perplexity", "seen", "overlap", "older", "layer_0")
 
 
@@ -118,7 +119,7 @@ def measure(loaded: LoadedModel, windows: torch.Tensor, k: int, seed: int) -> li
             by_layer = {key: [layer[key][row].item() for layer in layers] for key in layers[0]}
             samples.append(
                 {
-                    "policy": name,
+                    "variant": name,
                     "window": row,
                     "loss": of_window.double().mean().item(),
                     "perplexity": perplexity(of_window),
@@ -186,7 +187,7 @@ def summary(samples: list[dict[str, Any]]) -> dict[str, float]:
     """`policy/measure`: means over windows; perplexity is of all their tokens."""
     metrics = {}
     for name in NAMES:
-        mine = [sample for sample in samples if sample["policy"] == name]
+        mine = [sample for sample in samples if sample["variant"] == name]
         for key in MEASURES:
             values = [sample["loss" if key == "perplexity" else key] for sample in mine]
             mean = sum(values) / len(values)
@@ -214,7 +215,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
         "k": found["k"],
         **{key: config[key] for key in ("budget", "windows", "length", "seed")},
         "data": found["data"],
-        "versions": found["environment"]["versions"],
+        "versions": {key: found["environment"]["versions"][key] for key in PACKAGES},
         "rows": {name: {key: round(found["metrics"][f"{name}/{key}"], 4) for key in MEASURES} for name in NAMES},
     }
     write_atomic(path, to_json(entries, indent=2) + "\n")

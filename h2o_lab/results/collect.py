@@ -43,7 +43,8 @@ def load(*paths: Path | str) -> "DataFrame":
 
 
 def load_samples(*paths: Path | str) -> "DataFrame":
-    """Every line of every `samples.jsonl` in or below `paths`, with its model, task, policy and budget.
+    """Every line of every `samples.jsonl` in or below `paths`, with its model, task, policy and budget
+    (its own where the line says them).
 
     Lines that cannot be read, such as a last one cut short, are left out and counted in a logged warning.
 
@@ -57,7 +58,7 @@ def load_samples(*paths: Path | str) -> "DataFrame":
         result = _row(file.with_name(RESULT))
         cell = {name: result.get(name) for name in [*CELL, "path"]}
         samples, damaged = _read_lines(file)
-        rows += [sample | cell for sample in samples]
+        rows += [cell | sample for sample in samples]
         if damaged:
             log.warning("%s: %d damaged line(s) left out, %d read.", file, damaged, len(samples))
     return DataFrame(rows, columns=None if rows else [*CELL, "path"])
