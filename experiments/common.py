@@ -64,7 +64,7 @@ def record(
         result.write_config(vars(args))
         try:
             torch.set_num_threads(args.threads)
-            numba.set_num_threads(min(args.threads, numba.config.NUMBA_NUM_THREADS))
+            numba.set_num_threads(min(args.threads, numba.get_num_threads()))
             found, samples = run()
             found = about | found
             result.write_samples(samples)
