@@ -23,7 +23,7 @@ from h2o_lab.errors import UserError
 from h2o_lab.models import LoadedModel, load_model
 from h2o_lab.policies import ALL, Budget, Policy
 from h2o_lab.results import environment, peak_memory_bytes
-from h2o_lab.tasks.perplexity import perplexity, token_losses
+from h2o_lab.tasks.losses import perplexity, token_losses
 from h2o_lab.tasks.reader import Reader
 
 logger = logging.getLogger("h2o_lab.experiments.perplexity")

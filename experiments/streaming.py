@@ -24,7 +24,7 @@ from h2o_lab.models import LoadedModel, load_model
 from h2o_lab.policies import H2OStreaming, Local, Policy, Streaming
 from h2o_lab.progress import progress
 from h2o_lab.results import environment, peak_memory_bytes
-from h2o_lab.tasks.perplexity import perplexity, read_chunks
+from h2o_lab.tasks.losses import perplexity, read_chunks
 from h2o_lab.tasks.reader import Reader
 
 logger = logging.getLogger("h2o_lab.experiments.streaming")

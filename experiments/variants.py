@@ -35,7 +35,7 @@ from h2o_lab.policies import ALL, Budget, Policy, SparsePolicy
 from h2o_lab.policies.sparse import Glance
 from h2o_lab.results import environment, peak_memory_bytes
 from h2o_lab.results.store import to_json, write_atomic
-from h2o_lab.tasks.perplexity import perplexity, read_chunks
+from h2o_lab.tasks.losses import perplexity, read_chunks
 from h2o_lab.tasks.reader import Reader
 
 logger = logging.getLogger("h2o_lab.experiments.variants")

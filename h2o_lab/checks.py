@@ -25,10 +25,12 @@ def check(cfg: Config) -> Plan:
     Raises:
         UserError: names the key, its value and what is allowed.
     """
-    from h2o_lab.data import load_rows
     from h2o_lab.results.trackers import check_tracker
+    from h2o_lab.tasks.kinds import kind_of
 
-    _check_numbers(cfg)
+    at_least("task.limit", cfg.task.limit, 1)
+    at_least("task.batch_tokens", cfg.task.batch_tokens, 1)
+    at_least("seed", cfg.seed, 0)
     _check_words(cfg)
     check_tracker(cfg.tracker)
     policy = build_policy(cfg.policy)
@@ -43,8 +45,7 @@ def check(cfg: Config) -> Plan:
             "prefill=full."
         )
     _check_model(cfg, policy)
-    if not cfg.task.include_path:
-        load_rows(cfg.task.name, cfg.data)
+    kind_of(cfg.task.kind).check(cfg.task, cfg.data, policy)
     return Plan(policy, budget if policy.budgeted else None)
 
 
@@ -69,15 +70,14 @@ def build_policy(cfg) -> Policy:
     return policy
 
 
-def _check_numbers(cfg: Config) -> None:
-    for key, value, least in (
-        ("task.num_fewshot", cfg.task.num_fewshot, 0),
-        ("task.limit", cfg.task.limit, 1),
-        ("task.batch_tokens", cfg.task.batch_tokens, 1),
-        ("seed", cfg.seed, 0),
-    ):
-        if value is not None and value < least:
-            raise UserError(f"{key}={value} is out of range: it must be {least} or more.")
+def at_least(key: str, value: float | None, least: int) -> None:
+    """Refuse a number below the least one; None is allowed.
+
+    Raises:
+        UserError: names the key.
+    """
+    if value is not None and value < least:
+        raise UserError(f"{key}={value} is out of range: it must be {least} or more.")
 
 
 def _check_words(cfg: Config) -> None:

@@ -48,22 +48,109 @@ class DataConfig:
 
 @dataclass
 class TaskConfig:
-    """What is evaluated."""
+    """What is evaluated: the part that all kinds of task share."""
 
     name: str = MISSING
-    """Name of the lm-eval task."""
+    """Name of the task, and of its rows in a data source."""
+    kind: str = MISSING
+    """`multiple_choice`, `summarisation`, `perplexity`, `retrieval`, or `lm_eval`."""
+    limit: int | None = 100
+    """Number of questions, documents or texts, from the first; null for all."""
+    batch_tokens: int = 2048
+    """Upper bound on the padded tokens of one forward pass."""
+
+
+@dataclass
+class MultipleChoiceConfig(TaskConfig):
+    """Questions with choices, each scored by its log-likelihood (lm-eval's definitions)."""
+
+    kind: str = "multiple_choice"
     num_fewshot: int = 5
     """Worked examples put before each question."""
     fewshot_seed: int = 0
     """Seed of the choice of these examples (lm-eval's `fewshot_random_seed`)."""
-    limit: int | None = 100
-    """Number of questions, from the first; null for all."""
     add_bos_token: bool = False
     """Whether the tokenizer adds its special tokens; the published scripts did not."""
-    batch_tokens: int = 2048
-    """Upper bound on the padded tokens of one forward pass."""
     include_path: str | None = None
     """Folder with task YAMLs of your own, as lm-eval's `--include_path`."""
+
+
+@dataclass
+class SummarisationConfig(TaskConfig):
+    """Documents to summarise."""
+
+    kind: str = "summarisation"
+    limit: int | None = 50
+    batch_tokens: int = 8192
+    num_fewshot: int = 0
+    """Worked examples put before each document, drawn anew for each."""
+    fewshot_seed: int = 0
+    prompt: str = MISSING
+    """Text of one question, with `{document}`."""
+    example: str = "{summary}\n\n"
+    """What follows the question in a worked example, with `{summary}`."""
+    chat: bool = False
+    """Whether the model's chat template is put around the prompt."""
+    document_words: int | None = 512
+    """Most words of a document; null for all."""
+    max_new_tokens: int = 64
+    temperature: float = 0.3
+    """0 for the most likely token."""
+    top_p: float = 1.0
+    sampling_seed: int = 0
+    stop: list[str] = field(default_factory=lambda: ["###"])
+    """Strings that end a summary; they are not part of it."""
+    context: int | None = None
+    """Most tokens of prompt and summary; null for the model's own limit."""
+    too_long: str = "refuse"
+    """What happens to a document that does not fit: `refuse`, or `truncate` (recorded with the sample)."""
+    self_bleu_texts: int = 100
+    """Number of summaries, from the first, that Self-BLEU compares with each other."""
+
+
+@dataclass
+class PerplexityConfig(TaskConfig):
+    """Texts to be predicted, token by token."""
+
+    kind: str = "perplexity"
+    limit: int | None = 1
+    path: str | None = None
+    """A file, or a folder of .txt files, instead of a dataset's texts."""
+    mode: str = "windowed"
+    """`windowed` (a fixed context for every window) or `streaming` (one pass, the cache carried along)."""
+    tokens: int | None = None
+    """Most tokens of each text; null for all."""
+    window: int = 1024
+    """`windowed`: tokens of one window."""
+    stride: int | None = None
+    """`windowed`: tokens scored in each window but the first, the last ones; null for all but its first token."""
+    chunk: int = 512
+    """`streaming`: tokens read at once; changes nothing but memory and speed."""
+    every: int = 1000
+    """Tokens of one point of the curve over position."""
+    checkpoint: str | None = None
+    """`streaming`: a file that holds the stream's state; a run that finds it goes on from there."""
+    checkpoint_every: int = 20_000
+    """Tokens between two checkpoints."""
+
+
+@dataclass
+class RetrievalConfig(TaskConfig):
+    """One fact among many, to be found again: accuracy by where it stands."""
+
+    kind: str = "retrieval"
+    limit: int | None = 10
+    """Questions at each depth."""
+    batch_tokens: int = 8192
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    """Where the fact stands: 0 at the beginning, 1 at the end."""
+    size: int = MISSING
+    """How much there is: pairs, documents, or tokens of filler (`needle`)."""
+    max_new_tokens: int = MISSING
+    data_seed: int = 0
+    """Of what is drawn: keys, distractors, numbers."""
+    chat: bool = False
+    """Whether the model's chat template is put around the prompt."""
 
 
 @dataclass
@@ -117,4 +204,7 @@ def config_dir() -> Path:
 
 def register() -> None:
     """Make the schema known to Hydra, under the name `schema`."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for kind in (MultipleChoiceConfig, SummarisationConfig, PerplexityConfig, RetrievalConfig):
+        store.store(group="task/base", name=kind.kind, node=kind)

@@ -27,6 +27,7 @@ from h2o_lab.errors import UserError
 
 if TYPE_CHECKING:
     from h2o_lab.models import LoadedModel
+    from h2o_lab.tasks.evaluation import Evaluation
 
 logger = logging.getLogger("h2o_lab.run")
 register()
@@ -80,68 +81,49 @@ def main(cfg: Config) -> float | None:
 
 
 def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Load, evaluate and describe one cell: (the result record, one record per question)."""
+    """Load, evaluate and describe one cell: (the result record, one record per question or text)."""
     from h2o_lab.attention.executors import warm_up
     from h2o_lab.results.environment import environment, peak_memory_bytes, reset_peak_memory
-    from h2o_lab.tasks.multiple_choice import evaluate, load_task
-    from h2o_lab.tasks.scoring import Scorer
+    from h2o_lab.tasks.kinds import kind_of
 
+    kind = kind_of(cfg.task.kind)
     start = time.perf_counter()
-    data = load_task(cfg.task, cfg.data)
+    data = kind.load(cfg.task, cfg.data)
     seconds = {"load_data": time.perf_counter() - start}
     start = time.perf_counter()
     loaded = _model(OmegaConf.to_yaml(cfg.model, resolve=True))
     seconds["load_model"] = time.perf_counter() - start
-    scorer = Scorer(
-        loaded.model,
-        plan.policy,
-        plan.budget,
-        cfg.prefill,
-        cfg.positions,
-        cfg.executor,
-        cfg.seed,
-        cfg.task.batch_tokens,
-    )
     start = time.perf_counter()
     warm_up(cfg.executor, loaded.device)
     seconds["compile"] = time.perf_counter() - start
     reset_peak_memory(loaded.device)
     start = time.perf_counter()
-    evaluation = evaluate(data, cfg.task, scorer, loaded.tokenizer)
+    found: Evaluation = kind.run(data, cfg, plan, loaded)
     seconds["evaluate"] = time.perf_counter() - start
-    scores = evaluation.scores
-    caps = [score.k for score in scores]
     record = describe(cfg, plan) | {
-        "metrics": evaluation.metrics,
-        "main_metric": next(iter(evaluation.metrics)),
-        "samples": len(evaluation.samples),
+        "metrics": found.metrics,
+        "main_metric": next(iter(found.metrics)),
+        "samples": len(found.samples),
         "k": {
-            "mean": sum(caps) / len(caps),
-            "min": min(caps),
-            "max": max(caps),
-            "cut_samples": sum(score.cut for score in scores),
+            "mean": sum(found.caps) / len(found.caps),
+            "min": min(found.caps),
+            "max": max(found.caps),
+            "cut_samples": found.cut,
         },
         "kv_bytes": {
-            "resident_mean": sum(score.kv_bytes for score in scores) / len(scores),
-            "resident_max": max(score.kv_bytes for score in scores),
-            "reserved_max": scorer.cost.kv_bytes_reserved,
+            "resident_mean": sum(found.kv_resident) / len(found.kv_resident),
+            "resident_max": max(found.kv_resident),
+            "reserved_max": found.kv_reserved,
         },
-        "tokens": {
-            "computed": scorer.cost.tokens_computed,
-            "scored": sum(score.tokens for score in scores),
-        },
+        "tokens": {"computed": found.tokens_computed, "scored": found.tokens_scored},
         "seconds": seconds,
-        "tokens_per_second": scorer.cost.tokens_computed / scorer.cost.seconds,
+        "tokens_per_second": found.tokens_computed / found.seconds,
         "peak_memory_bytes": peak_memory_bytes(loaded.device),
-        "fewshot": {
-            "examples": cfg.task.num_fewshot,
-            "seed": cfg.task.fewshot_seed,
-            "from": data.fewshot_from,
-        },
-        "data": {"source": cfg.data.source, "origin": data.origin},
+        **found.details,
+        "data": {"source": cfg.data.source, "origin": found.origin},
         "environment": environment(loaded.device),
     }
-    return record, evaluation.samples
+    return record, found.samples
 
 
 @lru_cache(maxsize=1)

@@ -8,10 +8,10 @@ from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.models.huggingface import HFLM
 from test_run import character_tokenizer
 
-from h2o_lab.config import DataConfig, TaskConfig
+from h2o_lab.config import DataConfig, MultipleChoiceConfig
 from h2o_lab.errors import UserError
 from h2o_lab.policies import H2O, Budget, Full
-from h2o_lab.tasks.multiple_choice import evaluate, load_task
+from h2o_lab.tasks.multiple_choice import evaluate, load
 from h2o_lab.tasks.scoring import Scorer
 
 PIQA = [{"goal": f"go {i}", "sol1": f"left {i * i}", "sol2": f"right {i}", "label": i % 2} for i in range(24)]
@@ -50,8 +50,8 @@ def data(tmp_path):
 @pytest.mark.parametrize("shots", [0, 2])
 def test_the_full_cache_equals_hflm(data, name, rows, shots):
     model, tokenizer = random_model("llama"), character_tokenizer()
-    task = TaskConfig(name=name, num_fewshot=shots, limit=10)
-    loaded = load_task(task, data(name, validation=rows))
+    task = MultipleChoiceConfig(name=name, num_fewshot=shots, limit=10)
+    loaded = load(task, data(name, validation=rows))
     ours = evaluate(loaded, task, Scorer(model, Full(), None), tokenizer)
     loaded.task.set_fewshot_seed(seed=task.fewshot_seed)
     hflm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=3)
@@ -68,8 +68,8 @@ def test_the_full_cache_equals_hflm(data, name, rows, shots):
 
 
 def test_the_record_of_a_question_says_which_choice_is_right(data):
-    task = TaskConfig(name="winogrande", num_fewshot=0, limit=4)
-    loaded = load_task(task, data("winogrande", validation=WINOGRANDE))
+    task = MultipleChoiceConfig(name="winogrande", num_fewshot=0, limit=4)
+    loaded = load(task, data("winogrande", validation=WINOGRANDE))
     found = evaluate(
         loaded, task, Scorer(random_model("llama"), H2O(), Budget(fraction=0.5)), character_tokenizer()
     )
@@ -87,7 +87,7 @@ def test_the_record_of_a_question_says_which_choice_is_right(data):
 
 def test_examples_never_come_from_evaluated_rows(data):
     folder = data("piqa", validation=PIQA)
-    loaded = load_task(TaskConfig(name="piqa"), folder)
+    loaded = load(MultipleChoiceConfig(name="piqa"), folder)
     asked = {row["goal"] for row in loaded.task.validation_docs()}
     shown = {row["goal"] for row in loaded.task.fewshot_docs()}
     assert len(asked) == 18
@@ -111,7 +111,7 @@ def test_examples_never_come_from_evaluated_rows(data):
 )
 def test_splits(data, name, splits, origin, examples):
     shots = 0 if examples == "no examples" else 5
-    loaded = load_task(TaskConfig(name=name, num_fewshot=shots), data(name, **splits))
+    loaded = load(MultipleChoiceConfig(name=name, num_fewshot=shots), data(name, **splits))
     assert loaded.origin.endswith(origin)
     assert loaded.fewshot_from == examples
 
@@ -126,7 +126,7 @@ def test_splits(data, name, splits, origin, examples):
 )
 def test_refused_splits(data, splits, shots, message):
     with pytest.raises(UserError, match=message):
-        load_task(TaskConfig(name="piqa", num_fewshot=shots), data("piqa", **splits))
+        load(MultipleChoiceConfig(name="piqa", num_fewshot=shots), data("piqa", **splits))
 
 
 def test_tasks_that_do_not_score_choices_are_refused(tmp_path):
@@ -136,9 +136,9 @@ def test_tasks_that_do_not_score_choices_are_refused(tmp_path):
         "output_type: generate_until\ntest_split: test\ndoc_to_text: q\ndoc_to_target: a\n"
         "generation_kwargs: {until: ['.']}\nmetric_list: [{metric: exact_match}]\n"
     )
-    task = TaskConfig(name="asks", num_fewshot=0, include_path=str(tmp_path))
+    task = MultipleChoiceConfig(name="asks", num_fewshot=0, include_path=str(tmp_path))
     with pytest.raises(UserError, match="task asks is of type generate_until: only.*multiple-choice"):
-        load_task(task, DataConfig(source="hub"))
+        load(task, DataConfig(source="hub"))
 
 
 def test_a_task_of_your_own(tmp_path):
@@ -150,11 +150,11 @@ def test_a_task_of_your_own(tmp_path):
         "output_type: multiple_choice\ntest_split: test\ndoc_to_text: q\ndoc_to_target: gold\n"
         "doc_to_choice: options\nmetric_list: [{metric: acc}]\n"
     )
-    task = TaskConfig(name="odd", num_fewshot=0, include_path=str(tmp_path))
-    loaded = load_task(task, DataConfig(source="hub"))
+    task = MultipleChoiceConfig(name="odd", num_fewshot=0, include_path=str(tmp_path))
+    loaded = load(task, DataConfig(source="hub"))
     scorer = Scorer(random_model("llama"), H2O(), Budget(tokens=6))
     found = evaluate(loaded, task, scorer, character_tokenizer())
     assert loaded.origin == f"the definition in {tmp_path}"
     assert [sample["gold"] for sample in found.samples] == [0, 1] * 4
-    assert {score.k for score in found.scores} == {6}
+    assert set(found.caps) == {6}
     assert found.metrics["acc"] == sum(sample["acc"] for sample in found.samples) / 8

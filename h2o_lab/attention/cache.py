@@ -119,7 +119,7 @@ class EvictionCache(Cache):
         )
         for mine, copy in zip(self.evicting, twin.evicting, strict=True):
             copy.state = mine.state.select(rows) if mine.state is not None else None
-            copy.length = mine.length
+            copy.length, copy.rolling = mine.length, mine.rolling
         return twin
 
     def fork(self) -> EvictionCache:
@@ -135,6 +135,11 @@ class EvictionCache(Cache):
     def seen(self) -> torch.Tensor:
         """int64 [B], tokens seen by each sequence; evicted tokens are among them, padding is not."""
         return self.states[0].seen if self.states else torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def cut(self) -> torch.Tensor:
+        """bool [B], whether a layer's budget was too small for what the policy asks."""
+        return torch.stack([state.caps.cut for state in self.states]).any(dim=0)
 
     @property
     def kv_bytes_resident(self) -> torch.Tensor:

@@ -36,6 +36,8 @@ class EvictionLayer(CacheLayerMixin):
         self.cache = cache
         self.index = index
         self.state: LayerState | None = None
+        self.rolling = False
+        """Whether its positions roll."""
         self.length = 0
         """Columns fed so far, padding included: what transformers calls the sequence length."""
         self.prompt_bytes = 0
@@ -82,8 +84,9 @@ class EvictionLayer(CacheLayerMixin):
         if self.state is None:
             assert caps is not None
             self.state = self._empty(Caps.unbounded(len(k)) if prompt_in_full else caps, k, v, static, rotary)
-        elif (self.state.rotary is None) != (rotary is None):
+        elif self.rolling != (rotary is not None):
             raise UserError("a cache that was filled with positions=rolling must stay with them, and vice versa.")
+        self.rolling, self.state.rotary = rotary is not None, rotary
         out = attend(q, k, v, self.state, scale=scale, valid=valid, static=static, executor=cache.executor)
         if prompt_in_full:
             assert caps is not None

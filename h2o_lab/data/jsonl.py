@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from h2o_lab.errors import UserError
 
+Row = TypeVar("Row")
 
-def read_jsonl(file: Path, convert: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+
+def read_jsonl(file: Path, convert: Callable[[Any], Row]) -> list[Row]:
     """The converted rows of `file`; blank lines are skipped.
 
     Args:
@@ -31,7 +33,7 @@ def read_jsonl(file: Path, convert: Callable[[Any], dict[str, Any]]) -> list[dic
     return rows
 
 
-def _row(line: bytes, convert: Callable[[Any], dict[str, Any]], where: str) -> dict[str, Any]:
+def _row(line: bytes, convert: Callable[[Any], Row], where: str) -> Row:
     try:
         return convert(json.loads(line.decode("utf-8")))
     except UnicodeDecodeError as error:

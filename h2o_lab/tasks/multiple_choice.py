@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from h2o_lab.config import DataConfig, TaskConfig
+from h2o_lab.config import Config, DataConfig, MultipleChoiceConfig
 from h2o_lab.errors import UserError
-from h2o_lab.tasks.scoring import Score, Scorer
+from h2o_lab.tasks.evaluation import Evaluation, mean_and_error
+from h2o_lab.tasks.scoring import Scorer
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
+    from h2o_lab.checks import Plan
     from h2o_lab.data import Rows
+    from h2o_lab.models import LoadedModel
+    from h2o_lab.policies import Policy
     from h2o_lab.tasks.lm import EvictionLM
 
 POOL = 200
@@ -51,15 +55,6 @@ class TaskData:
     fewshot_from: str
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Metrics (with standard errors), one record per question, and the scores of all its choices."""
-
-    metrics: dict[str, float]
-    samples: list[dict[str, Any]]
-    scores: list[Score]
-
-
 @cache
 def task_manager(name: str, include_path: str | None) -> TaskManager:
     """lm-eval's index of task definitions, of the folder that has `name` where that is known."""
@@ -71,7 +66,21 @@ def task_manager(name: str, include_path: str | None) -> TaskManager:
     return lm_eval.tasks.TaskManager(include_path=include_path)
 
 
-def load_task(task: TaskConfig, data: DataConfig) -> TaskData:
+def check(task: MultipleChoiceConfig, data: DataConfig, policy: Policy) -> None:
+    """Read the rows, where they are ours to read.
+
+    Raises:
+        UserError: a setting is out of its range, or the rows cannot be had.
+    """
+    from h2o_lab.checks import at_least
+    from h2o_lab.data import load_rows
+
+    at_least("task.num_fewshot", task.num_fewshot, 0)
+    if not task.include_path:
+        load_rows(task.name, data)
+
+
+def load(task: MultipleChoiceConfig, data: DataConfig) -> TaskData:
     """Build lm-eval's task on the rows of the chosen source.
 
     Raises:
@@ -91,7 +100,7 @@ def load_task(task: TaskConfig, data: DataConfig) -> TaskData:
     return TaskData(built, origin, examples if task.num_fewshot else "no examples")
 
 
-def _build(task: TaskConfig, overrides: dict[str, Any]) -> Any:
+def _build(task: MultipleChoiceConfig, overrides: dict[str, Any]) -> Any:
     from lm_eval.tasks._factory import TaskFactory
 
     from h2o_lab.data import data_access
@@ -106,7 +115,7 @@ def _build(task: TaskConfig, overrides: dict[str, Any]) -> Any:
         return TaskFactory().build(entry, overrides=overrides, registry=manager.task_index)
 
 
-def _from_rows(rows: Rows, task: TaskConfig) -> tuple[dict[str, Any], str, str]:
+def _from_rows(rows: Rows, task: MultipleChoiceConfig) -> tuple[dict[str, Any], str, str]:
     """Overrides that put our rows under lm-eval's task, and where rows and examples come from."""
     from datasets import Dataset, DatasetDict
 
@@ -143,7 +152,22 @@ def _from_rows(rows: Rows, task: TaskConfig) -> tuple[dict[str, Any], str, str]:
     return {"custom_dataset": lambda **_: tables, **names}, origin, examples
 
 
-def evaluate(data: TaskData, task: TaskConfig, scorer: Scorer, tokenizer: Any) -> Evaluation:
+def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluation:
+    """Evaluate one cell."""
+    scorer = Scorer(
+        loaded.model,
+        plan.policy,
+        plan.budget,
+        cfg.prefill,
+        cfg.positions,
+        cfg.executor,
+        cfg.seed,
+        cfg.task.batch_tokens,
+    )
+    return evaluate(data, cast(MultipleChoiceConfig, cfg.task), scorer, loaded.tokenizer)
+
+
+def evaluate(data: TaskData, task: MultipleChoiceConfig, scorer: Scorer, tokenizer: Any) -> Evaluation:
     """Run lm-eval on one task under the scorer's policy.
 
     Adds `acc_token_mean` to lm-eval's metrics: the published scripts' scoring, by mean log-likelihood per token.
@@ -173,8 +197,23 @@ def evaluate(data: TaskData, task: TaskConfig, scorer: Scorer, tokenizer: Any) -
         for key, value in results["results"][task.name].items()
         if key.endswith(",none") and isinstance(value, (int, float))
     }
-    metrics |= _mean_and_error("acc_token_mean", [sample["acc_token_mean"] for sample in samples])
-    return Evaluation(metrics, samples, [score for _, score in lm.scores.values()])
+    metrics |= mean_and_error("acc_token_mean", [sample["acc_token_mean"] for sample in samples])
+    scores = [score for _, score in lm.scores.values()]
+    return Evaluation(
+        metrics=metrics,
+        samples=samples,
+        origin=data.origin,
+        caps=[score.k for score in scores],
+        cut=sum(score.cut for score in scores),
+        kv_resident=[score.kv_bytes for score in scores],
+        kv_reserved=scorer.cost.kv_bytes_reserved,
+        tokens_computed=scorer.cost.tokens_computed,
+        tokens_scored=sum(score.tokens for score in scores),
+        seconds=scorer.cost.seconds,
+        details={
+            "fewshot": {"examples": task.num_fewshot, "seed": task.fewshot_seed, "from": data.fewshot_from},
+        },
+    )
 
 
 def _sample(record: dict[str, Any], lm: EvictionLM, task: Any) -> dict[str, Any]:
@@ -208,14 +247,6 @@ def _sample(record: dict[str, Any], lm: EvictionLM, task: Any) -> dict[str, Any]
         **{metric: record[metric] for metric in METRICS if isinstance(record.get(metric), (int, float))},
         "acc_token_mean": float(max(range(len(means)), key=means.__getitem__) in right),
     }
-
-
-def _mean_and_error(name: str, values: list[float]) -> dict[str, float]:
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return {name: mean}
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return {name: mean, f"{name}_stderr": (variance / len(values)) ** 0.5}
 
 
 def _quiet() -> None:

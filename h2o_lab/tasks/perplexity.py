@@ -1,75 +1,274 @@
-"""Losses of tokens under a policy: whole texts in batches, and streams of any length."""
+"""Perplexity of texts under a policy: in windows of a fixed context, or as streams of any length."""
 
 from __future__ import annotations
 
-import time
+import hashlib
+import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from h2o_lab.attention import EvictionCache
+from h2o_lab.attention.checkpoint import load_cache, save_cache
+from h2o_lab.attention.hook import position_limit
+from h2o_lab.config import Config, DataConfig, PerplexityConfig
+from h2o_lab.data.texts import Text, load_texts
+from h2o_lab.errors import UserError
+from h2o_lab.policies import Budget, Policy
+from h2o_lab.progress import progress
+from h2o_lab.tasks.evaluation import Evaluation
+from h2o_lab.tasks.losses import Chunk, perplexity, read_chunks
 from h2o_lab.tasks.reader import Reader
 
-CHUNK = 512
+if TYPE_CHECKING:
+    from h2o_lab.checks import Plan
+    from h2o_lab.models import LoadedModel
+
+MODES = ("windowed", "streaming")
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """A part of a batch of texts, read.
+class Texts:
+    """What is to be read, and where it is from."""
 
-    Attributes:
-        first: position of its first token.
-        losses: float32 [B, t], negative log-likelihood of tokens first+1 .. first+t given all before, nats.
-        seconds: time that the model took.
-        cache: the cache after it.
+    texts: list[Text]
+    origin: str
+
+
+def check(task: PerplexityConfig, data: DataConfig, policy: Policy) -> None:
+    """Read the texts, where they are ours to read.
+
+    Raises:
+        UserError: a setting is out of its range, the policy cannot stream, or the texts cannot be had.
     """
+    from h2o_lab.checks import at_least
 
-    first: int
-    losses: torch.Tensor
-    seconds: float
-    cache: EvictionCache
+    if task.mode not in MODES:
+        raise UserError(f"task.mode={task.mode} is unknown: it must be one of {', '.join(MODES)}.")
+    for key, least in (("tokens", 2), ("window", 2), ("stride", 1), ("chunk", 1), ("every", 1)):
+        at_least(f"task.{key}", getattr(task, key), least)
+    at_least("task.checkpoint_every", task.checkpoint_every, 1)
+    if task.stride is not None and task.stride >= task.window:
+        raise UserError(f"task.stride={task.stride} is out of range: it must be below task.window={task.window}.")
+    if task.mode == "streaming" and not policy.causal:
+        raise UserError(f"policy={policy.name} looks at the whole text: it cannot stream, use task.mode=windowed.")
+    if task.checkpoint is not None and (task.mode != "streaming" or task.limit != 1):
+        raise UserError("task.checkpoint is for task.mode=streaming and task.limit=1.")
+    if task.path is not None or data.source != "hub":
+        load_texts(task.name, data, task.path)
 
 
-def read_chunks(
-    reader: Reader, ids: torch.Tensor, k: int | None, *, chunk: int = CHUNK, record: bool = False
-) -> Iterator[Chunk]:
-    """Read texts of one length in chunks, the cache carried along; memory does not grow with their length.
+def load(task: PerplexityConfig, data: DataConfig) -> Texts:
+    """The first `limit` texts.
 
-    The result does not depend on `chunk`. Policies that look ahead get the whole text at once, and `prefill: full`
-    takes the first chunk for its prompt. Use it inside `reader.open()`.
-
-    Args:
-        reader: the model and the policy.
-        ids: int64 [B, T], token ids.
-        k: the budget in entries; None for the full cache.
-        chunk: tokens read at once.
-        record: see `EvictionCache`.
+    Raises:
+        UserError: they cannot be had.
     """
-    batch, length = ids.shape
-    chunk = chunk if reader.policy.causal else length
-    cache = None
-    for first in range(0, length - 1, chunk):
-        # the last token is only a target
-        part = ids[:, first : min(first + chunk, length - 1)]
-        wanted = torch.ones(part.shape, dtype=torch.bool)
-        start = time.perf_counter()
-        if cache is None:
-            budgets = [k] * batch if k is not None else None
-            logits, cache = reader.start(part.tolist(), wanted, budgets, [length] * batch, record=record)
-        else:
-            logits = reader.go_on(part.tolist(), wanted, cache)
-        seconds = time.perf_counter() - start
-        targets = ids[:, first + 1 : first + 1 + part.shape[1]].reshape(-1, 1)
-        losses = logits.float().logsumexp(dim=-1) - logits.float().gather(1, targets).squeeze(1)
-        yield Chunk(first, losses.view(batch, -1), seconds, cache)
+    texts, origin = load_texts(task.name, data, task.path)
+    return Texts(texts[: task.limit], origin)
 
 
-def token_losses(reader: Reader, ids: torch.Tensor, k: int | None, *, chunk: int = CHUNK) -> torch.Tensor:
-    """float32 [B, T - 1], negative log-likelihood of tokens 1 .. T-1, nats; arguments as in `read_chunks`."""
-    return torch.cat([part.losses for part in read_chunks(reader, ids, k, chunk=chunk)], dim=1)
+def run(texts: Texts, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluation:
+    """Evaluate one cell."""
+    reader = Reader(loaded.model, plan.policy, cfg.prefill, cfg.positions, cfg.executor, cfg.seed)
+    return evaluate(texts, cast(PerplexityConfig, cfg.task), plan.budget, reader, loaded.tokenizer)
 
 
-def perplexity(losses: torch.Tensor) -> float:
-    """exp of the mean loss per token."""
-    return losses.double().mean().exp().item()
+@dataclass
+class _Tally:
+    """What has been read so far."""
+
+    nats: float = 0.0
+    scored: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    caps: list[int] = field(default_factory=list)
+    cut: int = 0
+    kv_resident: list[int] = field(default_factory=list)
+    kv_reserved: int = 0
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def add_cache(self, cache: EvictionCache, k: int | None) -> None:
+        self.caps += [k] * len(cache.seen) if k is not None else cache.seen.tolist()
+        self.cut += int(cache.cut.sum())
+        self.kv_resident += cache.kv_bytes_resident.tolist()
+        self.kv_reserved = max(self.kv_reserved, cache.kv_bytes_peak)
+
+
+def evaluate(
+    texts: Texts, task: PerplexityConfig, budget: Budget | None, reader: Reader, tokenizer: PreTrainedTokenizerBase
+) -> Evaluation:
+    """Perplexity per token, and bits per byte, of all texts together; a curve over position for each."""
+    tally = _Tally()
+    with reader.open():
+        for text in texts.texts:
+            ids = tokenizer(text.text, return_tensors="pt", add_special_tokens=False).input_ids[0][: task.tokens]
+            _check_length(ids, text, task, reader)
+            # the first token is given, not scored
+            tally.bytes += len(str(tokenizer.decode(ids[1:])).encode())
+            with progress(text.title or task.name, len(ids) - 1, "tokens") as advance:
+                if task.mode == "streaming":
+                    _stream(tally, text, ids, task, budget, reader, advance)
+                else:
+                    _windows(tally, text, ids, task, budget, reader, advance)
+    mean = tally.nats / tally.scored
+    return Evaluation(
+        metrics={
+            "perplexity": math.exp(mean),
+            "bits_per_byte": tally.nats / math.log(2) / tally.bytes,
+            "nats_per_token": mean,
+        },
+        samples=tally.samples,
+        origin=texts.origin,
+        caps=tally.caps,
+        cut=tally.cut,
+        kv_resident=tally.kv_resident,
+        kv_reserved=tally.kv_reserved,
+        tokens_computed=reader.tokens,
+        tokens_scored=tally.scored,
+        seconds=tally.seconds,
+        details={"text": {"titles": [text.title for text in texts.texts], "bytes": tally.bytes, "mode": task.mode}},
+    )
+
+
+def _check_length(ids: torch.Tensor, text: Text, task: PerplexityConfig, reader: Reader) -> None:
+    if len(ids) < 2:
+        raise UserError(f"text {text.title!r} has {len(ids)} tokens: 2 are needed to predict one.")
+    limit = position_limit(reader.model.config)
+    longest = len(ids) - 1 if task.mode == "streaming" else min(task.window, len(ids)) - 1
+    if limit is not None and longest > limit:
+        raise UserError(
+            f"text {text.title!r} needs {longest} positions and the model's table has {limit}: use a smaller "
+            "task.window or task.tokens, or a rotary model."
+        )
+
+
+@dataclass
+class _Course:
+    """How far a stream has come; `pending` are the losses of the stretch that is not complete yet."""
+
+    nats: float = 0.0
+    scored: int = 0
+    seconds: float = 0.0
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[float] = field(default_factory=list)
+
+    def add(self, part: Chunk, text: Text, every: int) -> None:
+        self.nats += part.losses.double().sum().item()
+        self.scored += part.losses.shape[1]
+        self.seconds += part.seconds
+        self.pending += part.losses[0].tolist()
+        while len(self.pending) >= every:
+            stretch, self.pending = self.pending[:every], self.pending[every:]
+            self.samples.append(
+                {
+                    "title": text.title,
+                    "tokens": (len(self.samples) + 1) * every,
+                    "perplexity": perplexity(torch.tensor(stretch)),
+                    "seconds": self.seconds,
+                    "kv_bytes": int(part.cache.kv_bytes_resident.sum()),
+                    "kv_bytes_reserved": part.cache.kv_bytes_reserved,
+                }
+            )
+
+
+def _stream(tally: _Tally, text: Text, ids, task: PerplexityConfig, budget: Budget | None, reader, advance) -> None:
+    """One pass; a sample for every stretch of `every` tokens."""
+    k = budget.entries(len(ids), len(ids)) if budget is not None else None
+    file = Path(task.checkpoint) if task.checkpoint is not None else None
+    about = _fingerprint(ids, k, reader, task)
+    course, cache = _Course(), None
+    if file is not None and file.exists():
+        course, cache = _restore(file, reader, k, len(ids), about)
+        advance(course.scored)
+    stored = course.scored
+    for part in read_chunks(reader, ids[None], k, chunk=task.chunk, cache=cache):
+        course.add(part, text, task.every)
+        advance(part.losses.shape[1])
+        cache = part.cache
+        if file is not None and course.scored - stored >= task.checkpoint_every:
+            _store(file, course, cache, about)
+            stored = course.scored
+    assert cache is not None
+    tally.samples += course.samples
+    tally.nats += course.nats
+    tally.scored += course.scored
+    tally.seconds += course.seconds
+    tally.add_cache(cache, k)
+
+
+def _store(file: Path, course: _Course, cache: EvictionCache, about: str) -> None:
+    notes = json.dumps(asdict(course)).encode()
+    save_cache(cache, file, {"course": torch.frombuffer(bytearray(notes), dtype=torch.uint8)}, about)
+
+
+def _fingerprint(ids: torch.Tensor, k: int | None, reader: Reader, task: PerplexityConfig) -> str:
+    """What must be the same for a stream to go on."""
+    text = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+    model = f"{type(reader.model).__name__} {reader.model.config.name_or_path} {reader.model.dtype}"
+    return (
+        f"{model} | {reader.policy!r} | {k} {reader.prefill} {reader.positions} {reader.seed} {task.every} | {text}"
+    )
+
+
+def _restore(file: Path, reader: Reader, k: int | None, length: int, about: str) -> tuple[_Course, EvictionCache]:
+    """An interrupted stream."""
+    layers = reader.model.config.get_text_config(decoder=True).num_hidden_layers
+    cache = EvictionCache(
+        layers,
+        reader.policy,
+        [k] if k is not None else None,
+        prefill=reader.prefill,
+        executor=reader.executor,
+        seed=reader.seed,
+        lengths=[length],
+    )
+    extra = load_cache(cache, file, about)
+    return _Course(**json.loads(bytes(extra["course"].tolist()))), cache
+
+
+def _windows(
+    tally: _Tally, text: Text, ids, task: PerplexityConfig, budget: Budget | None, reader, advance
+) -> None:
+    """Windows of one length together, `stride` tokens apart; the last may be shorter and is read alone."""
+    for starts, length, scored in _batches(len(ids), task):
+        batch = torch.stack([ids[start : start + length] for start in starts])
+        k = budget.entries(length, length) if budget is not None else None
+        before = reader.tokens
+        chunks = list(read_chunks(reader, batch, k, chunk=length))
+        losses = torch.cat([part.losses for part in chunks], dim=1)
+        tally.seconds += sum(part.seconds for part in chunks)
+        tally.add_cache(chunks[-1].cache, k)
+        for start, row, count in zip(starts, losses, scored, strict=True):
+            kept = row[len(row) - count :]
+            tally.nats += kept.double().sum().item()
+            tally.scored += count
+            tally.samples.append(
+                {"title": text.title, "start": start, "tokens": count, "perplexity": perplexity(kept), "k": k}
+            )
+        advance(reader.tokens - before)
+
+
+def _batches(length: int, task: PerplexityConfig) -> Iterator[tuple[list[int], int, list[int]]]:
+    """(starts of windows, their length, tokens scored in each): every token but the text's first exactly once."""
+    window = min(task.window, length)
+    stride = task.stride if task.stride is not None else window - 1
+    starts, scored, done = [], [], 1
+    start = 0
+    while start + window <= length:
+        end = start + window
+        starts.append(start)
+        scored.append(end - done)
+        done = end
+        start += stride
+    most = max(1, task.batch_tokens // window)
+    for first in range(0, len(starts), most):
+        yield starts[first : first + most], window, scored[first : first + most]
+    if done < length:
+        rest = max(0, length - window)
+        yield [rest], length - rest, [length - done]

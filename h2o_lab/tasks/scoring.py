@@ -234,7 +234,7 @@ class Scorer:
                 choices,
                 owner,
                 cache.seen.tolist(),
-                torch.stack([state.caps.cut for state in cache.states]).any(dim=0).tolist(),
+                cache.cut.tolist(),
                 cache.kv_bytes_resident.tolist(),
                 strict=True,
             )

@@ -1,0 +1,118 @@
+"""Prompts of a document, with worked examples before it, that fit a model's context."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from h2o_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model gets it: its text, its tokens, and whether the document was shortened to fit."""
+
+    text: str
+    tokens: tuple[int, ...]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a row becomes a prompt.
+
+    Attributes:
+        question: text with `{document}`, put after the examples.
+        answer: text with `{summary}`, put behind the question of an example.
+        words: most words of a document; None for all.
+        chat: whether the model's chat template is put around it.
+        context: most tokens of prompt and answer together; None for no limit.
+        too_long: `refuse` or `truncate` (the document loses its end) where a prompt does not fit.
+    """
+
+    question: str
+    answer: str
+    words: int | None
+    chat: bool
+    context: int | None
+    too_long: str
+
+    def __post_init__(self) -> None:
+        if "{document}" not in self.question or "{summary}" not in self.answer:
+            raise UserError("task.prompt must hold {document}, and task.example {summary}.")
+        if self.too_long not in ("refuse", "truncate"):
+            raise UserError(f"task.too_long={self.too_long} is unknown: it must be refuse or truncate.")
+
+    def build(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        row: dict[str, Any],
+        examples: Sequence[dict[str, Any]],
+        room: int,
+        place: str,
+    ) -> Prompt:
+        """The prompt of a row.
+
+        Args:
+            tokenizer: the model's.
+            row: with `document`.
+            examples: rows with `document` and `summary`.
+            room: tokens to leave for the answer.
+            place: names the row in an error.
+
+        Raises:
+            UserError: it does not fit the context, and is not to be shortened, or its examples alone do not fit.
+        """
+        head = "".join(
+            self._fill(example["document"]) + self.answer.replace("{summary}", example["summary"])
+            for example in examples
+        )
+        document = self._shorten(row["document"])
+        text, tokens = self._encode(tokenizer, head + self._fill(document))
+        over = len(tokens) + room - self.context if self.context is not None else 0
+        if over > 0 and self.too_long == "refuse":
+            raise UserError(
+                f"{place} needs {len(tokens)} tokens and {room} to answer, and the context has {self.context}: use "
+                "task.too_long=truncate, fewer task.num_fewshot, or a smaller task.document_words."
+            )
+        truncated = False
+        while over > 0:
+            words = document.split()
+            if not words:
+                raise UserError(f"the examples of {place} alone exceed the context of {self.context} tokens.")
+            document = " ".join(words[: len(words) - max(1, over // 2)])
+            text, tokens = self._encode(tokenizer, head + self._fill(document))
+            over = len(tokens) + room - self.context if self.context is not None else 0
+            truncated = True
+        return Prompt(text, tuple(tokens), truncated)
+
+    def _fill(self, document: str) -> str:
+        return self.question.replace("{document}", self._shorten(document))
+
+    def _shorten(self, document: str) -> str:
+        words = document.split()
+        return document if self.words is None or len(words) <= self.words else " ".join(words[: self.words])
+
+    def _encode(self, tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[str, list[int]]:
+        if self.chat:
+            text = str(
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+                )
+            )
+        return text, list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def draw_examples(pool: Sequence[dict[str, Any]], count: int, seed: int, index: int) -> list[dict[str, Any]]:
+    """Worked examples for the row of this index: drawn anew for each, reproducibly.
+
+    Raises:
+        UserError: there are fewer rows than asked for.
+    """
+    if count > len(pool):
+        raise UserError(f"task.num_fewshot={count} asks for more examples than there are: {len(pool)}.")
+    return random.Random(f"{seed}/{index}").sample(list(pool), count)
