@@ -18,9 +18,9 @@ from lm_eval.models.huggingface import HFLM
 from models import console, interleaved, median_ratio, packaged_model
 from rich.table import Table
 
-from h2o_lab.config import DataConfig, MultipleChoiceConfig
+from h2o_lab.config import DataConfig, HarnessConfig
 from h2o_lab.policies import H2O, Budget, Full
-from h2o_lab.tasks.multiple_choice import evaluate, load
+from h2o_lab.tasks.harness import evaluate, load
 from h2o_lab.tasks.scoring import Scorer
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     loaded = packaged_model(args.threads)
-    task = MultipleChoiceConfig(name="piqa", limit=args.questions)
+    task = HarnessConfig(name="piqa", limit=args.questions)
     data = load(task, DataConfig(source="packaged"))
     results: dict[str, tuple[dict[str, float], list[float]]] = {}
 

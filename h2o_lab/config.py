@@ -53,7 +53,7 @@ class TaskConfig:
     name: str = MISSING
     """Name of the task, and of its rows in a data source."""
     kind: str = MISSING
-    """`multiple_choice`, `summarisation`, `perplexity`, `retrieval`, or `lm_eval`."""
+    """`harness` (tasks of lm-eval), `summarisation`, `perplexity` or `retrieval`."""
     limit: int | None = 100
     """Number of questions, documents or texts, from the first; null for all."""
     batch_tokens: int = 2048
@@ -61,10 +61,10 @@ class TaskConfig:
 
 
 @dataclass
-class MultipleChoiceConfig(TaskConfig):
-    """Questions with choices, each scored by its log-likelihood (lm-eval's definitions)."""
+class HarnessConfig(TaskConfig):
+    """Tasks as lm-eval defines them: questions with choices, texts to score, texts to generate."""
 
-    kind: str = "multiple_choice"
+    kind: str = "harness"
     num_fewshot: int = 5
     """Worked examples put before each question."""
     fewshot_seed: int = 0
@@ -206,5 +206,5 @@ def register() -> None:
     """Make the schema known to Hydra, under the name `schema`."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for kind in (MultipleChoiceConfig, SummarisationConfig, PerplexityConfig, RetrievalConfig):
+    for kind in (HarnessConfig, SummarisationConfig, PerplexityConfig, RetrievalConfig):
         store.store(group="task/base", name=kind.kind, node=kind)

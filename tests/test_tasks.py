@@ -8,10 +8,10 @@ from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.models.huggingface import HFLM
 from test_run import character_tokenizer
 
-from h2o_lab.config import DataConfig, MultipleChoiceConfig
+from h2o_lab.config import DataConfig, HarnessConfig
 from h2o_lab.errors import UserError
 from h2o_lab.policies import H2O, Budget, Full
-from h2o_lab.tasks.multiple_choice import evaluate, load
+from h2o_lab.tasks.harness import evaluate, load
 from h2o_lab.tasks.scoring import Scorer
 
 PIQA = [{"goal": f"go {i}", "sol1": f"left {i * i}", "sol2": f"right {i}", "label": i % 2} for i in range(24)]
@@ -50,7 +50,7 @@ def data(tmp_path):
 @pytest.mark.parametrize("shots", [0, 2])
 def test_the_full_cache_equals_hflm(data, name, rows, shots):
     model, tokenizer = random_model("llama"), character_tokenizer()
-    task = MultipleChoiceConfig(name=name, num_fewshot=shots, limit=10)
+    task = HarnessConfig(name=name, num_fewshot=shots, limit=10)
     loaded = load(task, data(name, validation=rows))
     ours = evaluate(loaded, task, Scorer(model, Full(), None), tokenizer)
     loaded.task.set_fewshot_seed(seed=task.fewshot_seed)
@@ -68,7 +68,7 @@ def test_the_full_cache_equals_hflm(data, name, rows, shots):
 
 
 def test_the_record_of_a_question_says_which_choice_is_right(data):
-    task = MultipleChoiceConfig(name="winogrande", num_fewshot=0, limit=4)
+    task = HarnessConfig(name="winogrande", num_fewshot=0, limit=4)
     loaded = load(task, data("winogrande", validation=WINOGRANDE))
     found = evaluate(
         loaded, task, Scorer(random_model("llama"), H2O(), Budget(fraction=0.5)), character_tokenizer()
@@ -87,7 +87,7 @@ def test_the_record_of_a_question_says_which_choice_is_right(data):
 
 def test_examples_never_come_from_evaluated_rows(data):
     folder = data("piqa", validation=PIQA)
-    loaded = load(MultipleChoiceConfig(name="piqa"), folder)
+    loaded = load(HarnessConfig(name="piqa"), folder)
     asked = {row["goal"] for row in loaded.task.validation_docs()}
     shown = {row["goal"] for row in loaded.task.fewshot_docs()}
     assert len(asked) == 18
@@ -111,7 +111,7 @@ def test_examples_never_come_from_evaluated_rows(data):
 )
 def test_splits(data, name, splits, origin, examples):
     shots = 0 if examples == "no examples" else 5
-    loaded = load(MultipleChoiceConfig(name=name, num_fewshot=shots), data(name, **splits))
+    loaded = load(HarnessConfig(name=name, num_fewshot=shots), data(name, **splits))
     assert loaded.origin.endswith(origin)
     assert loaded.fewshot_from == examples
 
@@ -126,19 +126,70 @@ def test_splits(data, name, splits, origin, examples):
 )
 def test_refused_splits(data, splits, shots, message):
     with pytest.raises(UserError, match=message):
-        load(MultipleChoiceConfig(name="piqa", num_fewshot=shots), data("piqa", **splits))
+        load(HarnessConfig(name="piqa", num_fewshot=shots), data("piqa", **splits))
 
 
-def test_tasks_that_do_not_score_choices_are_refused(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"q": "one", "a": "two"}\n')
-    (tmp_path / "asks.yaml").write_text(
-        f"task: asks\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path / 'rows.jsonl'}}}}}\n"
-        "output_type: generate_until\ntest_split: test\ndoc_to_text: q\ndoc_to_target: a\n"
-        "generation_kwargs: {until: ['.']}\nmetric_list: [{metric: exact_match}]\n"
-    )
-    task = MultipleChoiceConfig(name="asks", num_fewshot=0, include_path=str(tmp_path))
-    with pytest.raises(UserError, match="task asks is of type generate_until: only.*multiple-choice"):
-        load(task, DataConfig(source="hub"))
+def own_task(folder, **fields) -> HarnessConfig:
+    """A YAML as lm-eval's users write it, with rows {"q", "a"} of its own."""
+    rows = [{"q": f"{word} and then {i}", "a": "the sun"} for i, word in enumerate(("go", "we stay", "it is so"))]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"task": "asks", "dataset_path": "json", "test_split": "test", "doc_to_text": "{{q}}"}
+    given |= {"dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}}} | fields
+    (folder / "asks.yaml").write_text(json.dumps(given))
+    return HarnessConfig(name="asks", num_fewshot=0, include_path=str(folder))
+
+
+KINDS = {
+    "generate_until": {
+        "output_type": "generate_until",
+        "doc_to_target": "{{a}}",
+        "generation_kwargs": {"until": ["e"], "max_gen_toks": 12, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "loglikelihood_rolling": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_target": "{{q}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    },
+    "loglikelihood": {
+        "output_type": "loglikelihood",
+        "doc_to_target": "{{a}}",
+        "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_task_equals_hflm(tmp_path, kind):
+    model, tokenizer = random_model("llama"), character_tokenizer()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    task = own_task(tmp_path, **KINDS[kind])
+    loaded = load(task, DataConfig(source="hub"))
+    ours = evaluate(loaded, task, Scorer(model, Full(), None), tokenizer)
+    hflm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=256)
+    chosen = {"tasks": {"asks": loaded.task}, "groups": {}, "group_map": {}}
+    theirs = lm_evaluate(hflm, chosen, bootstrap_iters=0)
+    for key, value in theirs["results"]["asks"].items():
+        if key.endswith(",none") and "stderr" not in key:
+            assert ours.metrics[key.removesuffix(",none")] == pytest.approx(value, rel=1e-4)
+    for record, sample in zip(theirs["samples"]["asks"], ours.samples, strict=True):
+        if kind == "generate_until":
+            assert sample["texts"] == record["filtered_resps"]
+        else:
+            number = record["filtered_resps"][0]
+            number = number[0] if isinstance(number, (tuple, list)) else number
+            assert sample["logprob"] == pytest.approx(number, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_task_runs_under_a_budget(tmp_path, kind):
+    task = own_task(tmp_path, **KINDS[kind])
+    scorer = Scorer(random_model("llama"), H2O(), Budget(fraction=0.5))
+    found = evaluate(load(task, DataConfig(source="hub")), task, scorer, character_tokenizer())
+    lengths = [len(f"{word} and then {i}") for i, word in enumerate(("go", "we stay", "it is so"))]
+    expected = [max(2, (length + (kind == "loglikelihood_rolling")) // 2) for length in lengths]
+    assert found.caps == expected
+    assert scorer.budget.base == "prompt"
 
 
 def test_a_task_of_your_own(tmp_path):
@@ -150,7 +201,7 @@ def test_a_task_of_your_own(tmp_path):
         "output_type: multiple_choice\ntest_split: test\ndoc_to_text: q\ndoc_to_target: gold\n"
         "doc_to_choice: options\nmetric_list: [{metric: acc}]\n"
     )
-    task = MultipleChoiceConfig(name="odd", num_fewshot=0, include_path=str(tmp_path))
+    task = HarnessConfig(name="odd", num_fewshot=0, include_path=str(tmp_path))
     loaded = load(task, DataConfig(source="hub"))
     scorer = Scorer(random_model("llama"), H2O(), Budget(tokens=6))
     found = evaluate(loaded, task, scorer, character_tokenizer())

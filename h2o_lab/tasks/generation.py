@@ -38,7 +38,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens={self.max_new_tokens} is out of range: it must be 1 or more.")
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise UserError(f"temperature={self.temperature} is out of range: it must be 0 or more.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} is out of range: it must be in (0, 1].")
@@ -70,6 +70,7 @@ def generate(
     k: Sequence[int] | None,
     sampling: Sampling,
     names: Sequence[int] | None = None,
+    n: Sequence[int] | None = None,
 ) -> tuple[list[Generated], EvictionCache]:
     """Continue a batch of prompts; use it inside `reader.open()`.
 
@@ -80,6 +81,7 @@ def generate(
         k: budget of each, in entries; None for the full cache.
         sampling: how to draw and when to stop.
         names: one number per prompt that its draws depend on, so that they do not depend on the batch.
+        n: the tokens that a fractional budget counts, for each; by default those of the prompt.
 
     Returns:
         One result per prompt, and the cache.
@@ -91,7 +93,7 @@ def generate(
     ends = torch.zeros(len(prompts), max(len(prompt) for prompt in prompts), dtype=torch.bool)
     for row, prompt in enumerate(prompts):
         ends[row, len(prompt) - 1] = True
-    logits, cache = reader.start(prompts, ends, k, [len(prompt) for prompt in prompts])
+    logits, cache = reader.start(prompts, ends, k, n or [len(prompt) for prompt in prompts])
     draws = [torch.Generator().manual_seed(_mix(sampling.seed, name)) for name in names or range(len(prompts))]
     results = [Generated() for _ in prompts]
     running = list(range(len(prompts)))
@@ -143,7 +145,7 @@ def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) 
     """One token by temperature and nucleus; logits float32 [V]."""
     if sampling.temperature == 0:
         return int(logits.argmax())
-    p = (logits / sampling.temperature).softmax(dim=-1)
+    p = ((logits - logits.max()).double() / sampling.temperature).softmax(dim=-1)
     if sampling.top_p < 1:
         ordered, index = p.sort(descending=True)
         outside = ordered.cumsum(dim=0) - ordered >= sampling.top_p
@@ -193,11 +195,13 @@ def generate_all(
     with reader.open(), progress(label, len(prompts), "texts") as advance:
         for batch in _batches(prompts, sampling.max_new_tokens, batch_tokens):
             texts = [prompts[i] for i in batch]
-            ks = None
+            ks = ns = None
             if budget is not None:
-                ks = [budget.entries(len(text), len(text) + sampling.max_new_tokens) for text in texts]
+                wholes = [len(text) + sampling.max_new_tokens for text in texts]
+                ks = [budget.entries(len(text), whole) for text, whole in zip(texts, wholes, strict=True)]
+                ns = wholes if budget.base == "sequence" else None
             start = time.perf_counter()
-            results, cache = generate(reader, tokenizer, texts, ks, sampling, names=batch)
+            results, cache = generate(reader, tokenizer, texts, ks, sampling, names=batch, n=ns)
             found.seconds += time.perf_counter() - start
             for i, result, k in zip(batch, results, ks or cache.seen.tolist(), strict=True):
                 found.results[i], found.caps[i] = result, k

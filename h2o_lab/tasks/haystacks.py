@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from h2o_lab.config import DataConfig, RetrievalConfig
 from h2o_lab.data.jsonl import read_jsonl
+from h2o_lab.data.schema import checked
 from h2o_lab.errors import UserError
 
 QUESTIONS = 10
@@ -94,8 +95,9 @@ class Pairs:
     origin: str
 
     def __post_init__(self) -> None:
-        if self.size > len(self.rows[0]["pairs"]):
-            raise UserError(f"task.size={self.size} is out of range: there are {len(self.rows[0]['pairs'])} pairs.")
+        least = min(len(row["pairs"]) for row in self.rows)
+        if self.size > least:
+            raise UserError(f"task.size={self.size} is out of range: there are {least} pairs.")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -150,22 +152,20 @@ def _file(name: str, root: str | None) -> Path:
 
 def _pairs(row: Any) -> dict[str, Any]:
     """A row of "Lost in the middle": `ordered_kv_records`, `key`, `value`."""
-    if not isinstance(row, dict) or not {"ordered_kv_records", "key", "value"} <= row.keys():
-        raise ValueError("the row lacks ordered_kv_records, key or value")
+    row = checked(row, {"ordered_kv_records": list, "key": str, "value": str})
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in row["ordered_kv_records"]):
+        raise ValueError("ordered_kv_records holds something else than pairs")
     return {"pairs": row["ordered_kv_records"], "key": row["key"], "value": row["value"]}
 
 
 def _passage(row: Any) -> dict[str, Any]:
     """A row of "Lost in the middle": `question`, `answers`, and its passage first in `ctxs`."""
-    if not isinstance(row, dict) or not {"question", "answers", "ctxs"} <= row.keys() or not row["ctxs"]:
-        raise ValueError("the row lacks question, answers or ctxs")
-    passage = next((context for context in row["ctxs"] if context.get("isgold")), row["ctxs"][0])
-    return {
-        "question": row["question"],
-        "answers": row["answers"],
-        "title": passage["title"],
-        "text": passage["text"],
-    }
+    row = checked(row, {"question": str, "answers": list, "ctxs": list})
+    if not row["ctxs"]:
+        raise ValueError("ctxs holds no passage")
+    gold = (context for context in row["ctxs"] if isinstance(context, dict) and context.get("isgold"))
+    passage = checked(next(gold, row["ctxs"][0]), {"title": str, "text": str})
+    return {"question": row["question"], "answers": row["answers"], **passage}
 
 
 def _draw_pairs(count: int, size: int, seed: int) -> list[dict[str, Any]]:

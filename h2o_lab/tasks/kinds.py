@@ -11,7 +11,7 @@ from types import ModuleType
 
 from h2o_lab.errors import UserError
 
-KINDS = ("multiple_choice", "summarisation", "perplexity", "retrieval")
+KINDS = ("harness", "summarisation", "perplexity", "retrieval")
 
 
 def kind_of(name: str) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,23 +72,29 @@ class Template:
             self._fill(example["document"]) + self.answer.replace("{summary}", example["summary"])
             for example in examples
         )
-        document = self._shorten(row["document"])
-        text, tokens = self._encode(tokenizer, head + self._fill(document))
-        over = len(tokens) + room - self.context if self.context is not None else 0
-        if over > 0 and self.too_long == "refuse":
+        whole = self._prompt(tokenizer, head, self._shorten(row["document"]), truncated=False)
+        if self.context is None or len(whole.tokens) + room <= self.context:
+            return whole
+        if self.too_long == "refuse":
             raise UserError(
-                f"{place} needs {len(tokens)} tokens and {room} to answer, and the context has {self.context}: use "
-                "task.too_long=truncate, fewer task.num_fewshot, or a smaller task.document_words."
+                f"{place} needs {len(whole.tokens)} tokens and {room} to answer, and the context has "
+                f"{self.context}: use task.too_long=truncate, fewer task.num_fewshot, or a smaller "
+                "task.document_words."
             )
-        truncated = False
-        while over > 0:
-            words = document.split()
-            if not words:
-                raise UserError(f"the examples of {place} alone exceed the context of {self.context} tokens.")
-            document = " ".join(words[: len(words) - max(1, over // 2)])
-            text, tokens = self._encode(tokenizer, head + self._fill(document))
-            over = len(tokens) + room - self.context if self.context is not None else 0
-            truncated = True
+        words = self._shorten(row["document"]).split()
+
+        def first(count: int) -> Prompt:
+            return self._prompt(tokenizer, head, " ".join(words[:count]), truncated=True)
+
+        # the most words that fit
+        counts = range(len(words) + 1)
+        fitting = bisect_right(counts, self.context - room, key=lambda count: len(first(count).tokens))
+        if not fitting:
+            raise UserError(f"the examples of {place} alone exceed the context of {self.context} tokens.")
+        return first(fitting - 1)
+
+    def _prompt(self, tokenizer: PreTrainedTokenizerBase, head: str, document: str, truncated: bool) -> Prompt:
+        text, tokens = encode(tokenizer, head + self._fill(document), self.chat)
         return Prompt(text, tuple(tokens), truncated)
 
     def _fill(self, document: str) -> str:
@@ -97,14 +104,19 @@ class Template:
         words = document.split()
         return document if self.words is None or len(words) <= self.words else " ".join(words[: self.words])
 
-    def _encode(self, tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[str, list[int]]:
-        if self.chat:
-            text = str(
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-                )
-            )
-        return text, list(tokenizer.encode(text, add_special_tokens=False))
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> tuple[str, list[int]]:
+    """The text as the model gets it, with its chat template around it where asked for, and its tokens.
+
+    Raises:
+        UserError: there is no chat template.
+    """
+    if chat:
+        if not tokenizer.chat_template:
+            raise UserError("task.chat=true is impossible: the model's tokenizer has no chat template.")
+        messages = [{"role": "user", "content": text}]
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return text, list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def draw_examples(pool: Sequence[dict[str, Any]], count: int, seed: int, index: int) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from h2o_lab.policies import Budget, Policy
 from h2o_lab.tasks.evaluation import Evaluation, mean_and_error
 from h2o_lab.tasks.generation import Sampling, check_generates, generate_all
 from h2o_lab.tasks.haystacks import HAYSTACKS, Facts, load_facts
+from h2o_lab.tasks.prompts import encode
 from h2o_lab.tasks.reader import Reader
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def evaluate(
         for depth in task.depths
         for index in range(len(facts))
     ]
-    prompts = [_encode(tokenizer, prompt, task.chat) for _, _, prompt, _ in asked]
+    prompts = [encode(tokenizer, prompt, task.chat)[1] for _, _, prompt, _ in asked]
     found = generate_all(
         reader,
         tokenizer,
@@ -109,13 +110,6 @@ def _metrics(samples: list[dict[str, Any]], task: RetrievalConfig) -> dict[str, 
         at_depth = [sample["right"] for sample in samples if sample["depth"] == depth]
         metrics |= mean_and_error(f"accuracy_at_{depth:g}", at_depth)
     return metrics
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> list[int]:
-    if chat:
-        messages = [{"role": "user", "content": prompt}]
-        prompt = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    return list(tokenizer.encode(prompt, add_special_tokens=False))
 
 
 def _plain(text: str) -> str:

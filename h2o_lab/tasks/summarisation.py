@@ -40,7 +40,6 @@ def check(task: SummarisationConfig, data: DataConfig, policy: Policy) -> None:
         UserError: a setting is out of its range, the policy cannot generate, or the rows cannot be had.
     """
     from h2o_lab.checks import at_least
-    from h2o_lab.data import load_rows
 
     for key in ("num_fewshot", "fewshot_seed", "sampling_seed"):
         at_least(f"task.{key}", getattr(task, key), 0)
@@ -49,7 +48,8 @@ def check(task: SummarisationConfig, data: DataConfig, policy: Policy) -> None:
     _template(task, None)
     _sampling(task)
     check_generates(policy)
-    load_rows(task.name, data)
+    if data.source != "hub":
+        load(task, data)
 
 
 def load(task: SummarisationConfig, data: DataConfig) -> Documents:
@@ -67,6 +67,8 @@ def load(task: SummarisationConfig, data: DataConfig) -> Documents:
         raise UserError(f"{rows.origin} has no split to evaluate: {task.name} needs test or validation rows.")
     chosen = splits.pop(asked)
     pool = splits.get("train") or splits.get("validation") or []
+    if not all({"document", "summary"} <= row.keys() for row in [*chosen, *pool]):
+        raise UserError(f"{rows.origin} has rows without document or summary: {task.name} cannot be summarised.")
     if task.num_fewshot and not pool:
         aside = len(chosen) // 4
         chosen, pool = chosen[: len(chosen) - aside], chosen[len(chosen) - aside :]

@@ -1,4 +1,4 @@
-"""Multiple-choice tasks, with lm-eval's own definitions, prompts and metrics on the rows of a chosen source."""
+"""Tasks of lm-eval, with its own definitions, prompts and metrics, on the rows of a chosen source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from h2o_lab.config import Config, DataConfig, MultipleChoiceConfig
+from h2o_lab.config import Config, DataConfig, HarnessConfig
 from h2o_lab.errors import UserError
 from h2o_lab.tasks.evaluation import Evaluation, mean_and_error
 from h2o_lab.tasks.scoring import Scorer
@@ -66,7 +66,7 @@ def task_manager(name: str, include_path: str | None) -> TaskManager:
     return lm_eval.tasks.TaskManager(include_path=include_path)
 
 
-def check(task: MultipleChoiceConfig, data: DataConfig, policy: Policy) -> None:
+def check(task: HarnessConfig, data: DataConfig, policy: Policy) -> None:
     """Read the rows, where they are ours to read.
 
     Raises:
@@ -80,11 +80,11 @@ def check(task: MultipleChoiceConfig, data: DataConfig, policy: Policy) -> None:
         load_rows(task.name, data)
 
 
-def load(task: MultipleChoiceConfig, data: DataConfig) -> TaskData:
+def load(task: HarnessConfig, data: DataConfig) -> TaskData:
     """Build lm-eval's task on the rows of the chosen source.
 
     Raises:
-        UserError: the task is unknown, is not multiple-choice, or its data cannot be had.
+        UserError: the task is unknown, or its data cannot be had.
     """
     from h2o_lab.data import load_rows
 
@@ -93,14 +93,10 @@ def load(task: MultipleChoiceConfig, data: DataConfig) -> TaskData:
     overrides, origin, examples = _from_rows(rows, task) if rows else ({}, own, "the task's own split")
     _quiet()
     built = _build(task, overrides)
-    if built.OUTPUT_TYPE != "multiple_choice":
-        raise UserError(
-            f"task {task.name} is of type {built.OUTPUT_TYPE}: only lm-eval's multiple-choice tasks can be run."
-        )
     return TaskData(built, origin, examples if task.num_fewshot else "no examples")
 
 
-def _build(task: MultipleChoiceConfig, overrides: dict[str, Any]) -> Any:
+def _build(task: HarnessConfig, overrides: dict[str, Any]) -> Any:
     from lm_eval.tasks._factory import TaskFactory
 
     from h2o_lab.data import data_access
@@ -115,7 +111,7 @@ def _build(task: MultipleChoiceConfig, overrides: dict[str, Any]) -> Any:
         return TaskFactory().build(entry, overrides=overrides, registry=manager.task_index)
 
 
-def _from_rows(rows: Rows, task: MultipleChoiceConfig) -> tuple[dict[str, Any], str, str]:
+def _from_rows(rows: Rows, task: HarnessConfig) -> tuple[dict[str, Any], str, str]:
     """Overrides that put our rows under lm-eval's task, and where rows and examples come from."""
     from datasets import Dataset, DatasetDict
 
@@ -164,10 +160,10 @@ def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluat
         cfg.seed,
         cfg.task.batch_tokens,
     )
-    return evaluate(data, cast(MultipleChoiceConfig, cfg.task), scorer, loaded.tokenizer)
+    return evaluate(data, cast(HarnessConfig, cfg.task), scorer, loaded.tokenizer)
 
 
-def evaluate(data: TaskData, task: MultipleChoiceConfig, scorer: Scorer, tokenizer: Any) -> Evaluation:
+def evaluate(data: TaskData, task: HarnessConfig, scorer: Scorer, tokenizer: Any) -> Evaluation:
     """Run lm-eval on one task under the scorer's policy.
 
     Adds `acc_token_mean` to lm-eval's metrics: the published scripts' scoring, by mean log-likelihood per token.
@@ -190,33 +186,51 @@ def evaluate(data: TaskData, task: MultipleChoiceConfig, scorer: Scorer, tokeniz
             f"task.num_fewshot={task.num_fewshot} asks for more examples than {task.name} has."
         ) from error
     assert results is not None
-    records = sorted(results["samples"][task.name], key=lambda record: record["doc_id"])
-    samples = [_sample(record, lm, data.task) for record in records]
+    records = {record["doc_id"]: record for record in reversed(results["samples"][task.name])}  # one filter's
+    describe = _question if data.task.OUTPUT_TYPE == "multiple_choice" else _response
+    samples = [describe(records[index], lm, data.task) for index in sorted(records)]
     metrics = {
-        key.removesuffix(",none"): float(value)
+        _metric(*key.split(",")): float(value)
         for key, value in results["results"][task.name].items()
-        if key.endswith(",none") and isinstance(value, (int, float))
+        if "," in key and isinstance(value, (int, float))
     }
-    metrics |= mean_and_error("acc_token_mean", [sample["acc_token_mean"] for sample in samples])
+    if data.task.OUTPUT_TYPE == "multiple_choice":
+        metrics |= mean_and_error("acc_token_mean", [sample["acc_token_mean"] for sample in samples])
+    return _evaluation(data, task, metrics, samples, lm)
+
+
+def _metric(name: str, kind: str) -> str:
+    """lm-eval's `exact_match_stderr,strict-match` as `exact_match_strict-match_stderr`; no filter, no word."""
+    if kind == "none":
+        return name
+    plain = name.removesuffix("_stderr")
+    return f"{plain}_{kind}{name.removeprefix(plain)}"
+
+
+def _evaluation(
+    data: TaskData, task: HarnessConfig, metrics: dict[str, float], samples: list[dict[str, Any]], lm: EvictionLM
+) -> Evaluation:
     scores = [score for _, score in lm.scores.values()]
+    generated = list(lm.generated.values())
+    cost = lm.scorer.cost
     return Evaluation(
         metrics=metrics,
         samples=samples,
         origin=data.origin,
-        caps=[score.k for score in scores],
-        cut=sum(score.cut for score in scores),
-        kv_resident=[score.kv_bytes for score in scores],
-        kv_reserved=scorer.cost.kv_bytes_reserved,
-        tokens_computed=scorer.cost.tokens_computed,
-        tokens_scored=sum(score.tokens for score in scores),
-        seconds=scorer.cost.seconds,
+        caps=[score.k for score in scores] + [k for _, k in generated],
+        cut=sum(score.cut for score in scores) + sum(part.cut for part in lm.generations),
+        kv_resident=[score.kv_bytes for score in scores] + [result.kv_bytes for result, _ in generated],
+        kv_reserved=max([cost.kv_bytes_reserved, *(part.kv_reserved for part in lm.generations)]),
+        tokens_computed=lm.scorer.reader.tokens,
+        tokens_scored=sum(score.tokens for score in scores) + sum(len(result.tokens) for result, _ in generated),
+        seconds=cost.seconds + sum(part.seconds for part in lm.generations),
         details={
             "fewshot": {"examples": task.num_fewshot, "seed": task.fewshot_seed, "from": data.fewshot_from},
         },
     )
 
 
-def _sample(record: dict[str, Any], lm: EvictionLM, task: Any) -> dict[str, Any]:
+def _question(record: dict[str, Any], lm: EvictionLM, task: Any) -> dict[str, Any]:
     """One question: what was asked, which choice is right (`gold`, an index), and what each choice got."""
     doc = record["doc"]
     texts = list(task.doc_to_choice(doc))
@@ -246,6 +260,23 @@ def _sample(record: dict[str, Any], lm: EvictionLM, task: Any) -> dict[str, Any]
         "choices": choices,
         **{metric: record[metric] for metric in METRICS if isinstance(record.get(metric), (int, float))},
         "acc_token_mean": float(max(range(len(means)), key=means.__getitem__) in right),
+    }
+
+
+def _response(record: dict[str, Any], lm: EvictionLM, task: Any) -> dict[str, Any]:
+    """One text to score or to generate: what was asked, what came, and lm-eval's own numbers."""
+    key = (task.config.task, record["doc_id"])
+    generated = [(result, k) for (name, doc, _), (result, k) in lm.generated.items() if (name, doc) == key]
+    scored = [score for (name, doc, _), (_, score) in lm.scores.items() if (name, doc) == key]
+    return {
+        "doc_id": record["doc_id"],
+        "doc": record["doc"],
+        "target": record["target"],
+        "texts": [result.text for result, _ in generated],
+        "ended_by": [result.ended_by for result, _ in generated],
+        "logprob": sum(score.logprob for score in scored) if scored else None,
+        "k": [k for _, k in generated] + [score.k for score in scored],
+        **{metric: record[metric] for metric in record["metrics"] if isinstance(record.get(metric), (int, float))},
     }
 
 
