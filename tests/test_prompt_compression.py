@@ -69,21 +69,23 @@ def test_padding_and_rolling_positions():
 
 
 @torch.no_grad()
-def test_new_tokens_take_the_place_of_the_prompt_s_lowest():
+def test_what_is_kept_of_the_prompt_stays_and_new_tokens_slide():
     model, ids = random_model("llama"), ids_for(1)
     cache = EvictionCache(3, SnapKV(recent_tokens=WINDOW), K, prefill="full")
     with eviction_attention(model):
         model(ids, cache=cache)
+        state = cache.states[1]
+        ranks = dict(zip(state.positions[0, 0].tolist(), state.static[0, 0].tolist(), strict=True))
+        prompt = set(ranks)
         for t in range(K + 3):
-            state = cache.states[1]
-            ranks = dict(zip(state.positions[0, 0].tolist(), state.static[0, 0].tolist(), strict=True))
-            now = LENGTH + t
+            before = kept(cache.states[1], 0, 0)
             model(ids[:, :1], cache=cache)
-            (gone,) = set(ranks) - kept(cache.states[1], 0, 0)
-            open_ = [s for s in ranks if s <= now - WINDOW]
-            assert gone == min(open_, key=lambda s: (ranks[s], s))
-            assert len(kept(cache.states[1], 0, 0)) == K
-    assert min(kept(cache.states[1], 0, 0)) >= LENGTH
+            (gone,) = before - kept(cache.states[1], 0, 0)
+            open_ = [s for s in before if s <= LENGTH + t - WINDOW]
+            new = [s for s in open_ if s >= LENGTH]
+            assert gone == (min(new) if new else min(open_, key=lambda s: (ranks[s], s)))
+    assert len(kept(cache.states[1], 0, 0)) == K
+    assert len(kept(cache.states[1], 0, 0) & prompt) == K - WINDOW
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ from h2o_lab.policies.priority import Priority
 class SnapKV(Policy):
     """Compresses the prompt to what its last 32 queries attend to, pooled over neighbours, and those 32 themselves.
 
-    The cap holds while generating too: each new token takes the place of the lowest-ranked token of the prompt
-    (the authors' code lets the cache grow).
+    The cap holds while generating too: what is kept of the prompt stays, and new tokens slide through the window,
+    the oldest of those that have left it going first (the authors' code lets the cache grow).
     """
 
     name: ClassVar[str] = "snapkv"
@@ -43,8 +43,8 @@ class SnapKV(Policy):
             raise UserError(f"policy {self.name} needs recent_tokens, its window, and priority=static.")
 
     def static_priority(self, positions: torch.Tensor, keys: torch.Tensor, layer: int, seed: int) -> torch.Tensor:
-        """Tokens behind the prompt outrank it, the oldest of them going first."""
-        return torch.full(keys.shape[:3], torch.finfo(torch.float32).max / 2, device=keys.device)
+        """Tokens behind the prompt rank below it, and among themselves by age."""
+        return torch.full(keys.shape[:3], -1.0, device=keys.device)
 
     def prompt_priority(self, attention: torch.Tensor) -> torch.Tensor:
         pool = avg_pool1d if self.pooling == "mean" else max_pool1d
