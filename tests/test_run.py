@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,14 @@ def test_a_bad_cell_stops_a_sweep_before_the_first_cell(workplace):
     assert not list((workplace / "early").rglob("result.json"))
 
 
+@contextmanager
+def interruptible():
+    """A shell that runs the tests in the background lets its children ignore SIGINT; ours must not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupted_cell_is_recorded_in_one_sentence(workplace):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "H2O_LAB_CACHE": str(workplace / "cache")}
     words = ["policy=h2o", "budget=0.5", "model=local", "model.path=llama", "data=folder", "data.dir=data"]
@@ -192,7 +201,8 @@ def test_an_interrupted_cell_is_recorded_in_one_sentence(workplace):
         "task.batch_tokens=1",
     ]
     command = [sys.executable, "-m", "h2o_lab.run", *words]
-    with subprocess.Popen(command, cwd=workplace, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stderr": subprocess.PIPE, "text": True}
+    with interruptible(), subprocess.Popen(command, cwd=workplace, env=environment, **pipes) as process:
         while process.poll() is None and not list((workplace / "stopped").rglob("config.yaml")):
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)

@@ -5,7 +5,7 @@ import oracle
 import pytest
 import torch
 from conftest import random_model
-from invariants import EXECUTORS, POLICIES, Tokens, feed, fresh
+from invariants import EXECUTORS, POLICIES, SPARSE, Tokens, feed, fresh
 from oracle import Rule
 
 from h2o_lab.attention import Caps, EvictionCache, attend, eviction_attention
@@ -138,3 +138,13 @@ def test_masking_saves_no_memory():
         attend(tokens.q, tokens.k, tokens.v, state, scale=1.0)
         assert state.held.tolist() == [60, 60]
         assert Caps.of(policy, [8]).budget.tolist() == [8]
+
+
+@every_executor
+@pytest.mark.parametrize("name", SPARSE)
+def test_nothing_but_padding(name, executor):
+    tokens = Tokens.draw(batch=1, length=4)
+    tokens.valid[:] = False
+    state = fresh(POLICIES[name][0], tokens, 3)
+    feed(state, tokens, executor)
+    assert state.held.tolist() == [0]

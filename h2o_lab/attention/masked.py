@@ -44,6 +44,8 @@ def attend(
     if policy.needs_columns and state.width:
         raise UserError(f"policy {policy.name} looks at the whole text: give it to the model in one call.")
     append(state, k, v, None, valid, order)
+    if state.width == 0:  # nothing but padding
+        return q.new_zeros(*q.shape[:3], v.shape[-1])
     rows = _Rows(q, state, scale, valid, query_at)
     if policy.needs_columns:
         state.columns = rows.received_by_columns(block)
