@@ -18,8 +18,8 @@ console = Console()
 
 def packaged_model(threads: int) -> LoadedModel:
     """SmolLM2-135M-Instruct in float32, with torch's and numba's threads set alike."""
+    numba.set_num_threads(threads)  # first: numba's start sets torch's threads too
     torch.set_num_threads(threads)
-    numba.set_num_threads(threads)
     return load_model(ModelConfig(name="smollm2_135m", source="packaged"))
 
 

@@ -27,14 +27,15 @@ from h2o_lab.results import open_result
 logger = logging.getLogger("h2o_lab.experiments")
 
 
-def parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The arguments that every experiment has."""
+def parser(name: str, description: str | None, *, model: bool = True) -> argparse.ArgumentParser:
+    """The arguments that every experiment has; `model` says whether it reads one."""
     made = argparse.ArgumentParser(
         prog=f"python -m experiments.{name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--model-path", help="a folder of save_pretrained, instead of the packaged model")
+    if model:
+        made.add_argument("--model-path", help="a folder of save_pretrained, instead of the packaged model")
     made.add_argument("--threads", type=int, default=torch.get_num_threads())
     made.add_argument("--results-dir", default="results")
     return made
@@ -58,13 +59,14 @@ def record(
         The record. A wrong argument or missing data ends the program with code 2 and one sentence.
     """
     log.set_up()
-    about = {"model": model_config(args).name, "task": task, "config": vars(args), "overrides": sys.argv[1:]}
+    model = model_config(args).name if hasattr(args, "model_path") else "constructed"
+    about = {"model": model, "task": task, "config": vars(args), "overrides": sys.argv[1:]}
+    about |= {"seed": args.seed} if hasattr(args, "seed") else {}
     try:
         result = open_result(Path(args.results_dir) / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}")
         result.write_config(vars(args))
         try:
-            torch.set_num_threads(args.threads)
-            numba.set_num_threads(min(args.threads, numba.get_num_threads()))
+            _set_threads(args.threads)
             found, samples = run()
             found = about | found
             result.write_samples(samples)
@@ -81,6 +83,14 @@ def record(
     console.print(table(found["metrics"]))
     logger.info("results in %s", os.path.relpath(result.path))
     return found
+
+
+def _set_threads(threads: int) -> None:
+    if threads < 1:
+        raise UserError(f"--threads {threads} is out of range: it must be 1 or more.")
+    # numba first: its start sets torch's threads too
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    torch.set_num_threads(threads)
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:

@@ -2,16 +2,16 @@
 
     python -m experiments.late_tokens --seeds 10
 
-One head, no model: keys, queries and values are constructed. Background tokens have keys of different, steady weight,
-so that the heavy ones among them gather attention all the time. Six needles come in at random places. Their own query
-gives them almost nothing, nor do the next few; from `--delay` queries after its arrival on, every query gives a needle
-a lot of attention, to the end of the text. All needles are older than k tokens by then.
+One head, no model: keys, queries and values are constructed. Background tokens have keys of different, steady
+weight, so that the heavy ones among them gather attention all the time. Six needles come in at random places. Their
+own query gives them almost nothing, nor do the next few; from `--delay` queries after its arrival on, every query
+gives a needle a lot of attention, to the end of the text. All needles are older than k tokens by then.
 
 Late means here: after the query of its own arrival, and within the recent window (k/2) of `h2o`. There a needle is
-safe while it gathers attention, and it leaves the window as a heavy hitter. In `h2o_official_mask`, which is what many
-published numbers were computed with, a token enters the heavy set at once, with what one query gave it, and goes at
-the next step; it is seen as long as the band of the k/2 + 1 newest tokens covers it, and cannot come back. With a
-delay of the window or more, `h2o` loses the needles too: it does not know the future.
+safe while it gathers attention, and it leaves the window as a heavy hitter. In `h2o_official_mask`, the rule of the
+published scoring code, a token enters the heavy set at once, with what one query gave it, and goes at the next
+step; it is seen as long as the band of the k/2 + 1 newest tokens covers it, and cannot come back. With a delay of
+the window or more, `h2o` loses the needles too: it does not know the future.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ ABSENT, WANTED = -8.0, 5.0
 NOISE = 0.5
 """Standard deviation of the noise in every logit."""
 MEASURES = {"kept": "needles seen at the end", "attention": "attention on them", "error": "error of the output"}
+"""All of the last query; the error is the distance to the output of the full cache, relative to its length."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Text:
     """A constructed text of one head.
 
     Attributes:
-        queries, keys, values: float32 [1, 1, T, SIZE], logits being their plain products. Value i of a needle is the
-            i-th unit vector, and 0 in all background: an output says what attention each needle got.
+        queries, keys, values: float32 [1, 1, T, SIZE], logits being plain products. The value of needle i is the
+            i-th unit vector, and background has 0 there: an output says what attention each needle got.
         needles: int64 [NEEDLES], where they are.
     """
 
@@ -129,7 +130,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]
             found = measure(text, policy, args.budget_tokens, seed, args.executor)
             samples.append({"policy": policy.name, "seed": seed} | found)
     return {
-        "model": "constructed",
         "metrics": {policy.name: _summary(samples, policy.name) for policy in POLICIES},
         "main_metric": "h2o.kept.mean",
         "samples": len(samples),
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def measure(text: Text, policy: Policy, k: int, seed: int, executor: str = "auto") -> dict[str, float]:
-    """Needles that the last query sees, its attention on them, and the error of its output relative to the full cache.
+    """What the last query sees: see `MEASURES`.
 
     Args:
         text: see there.
@@ -176,12 +176,9 @@ def table(metrics: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     for heading in MEASURES.values():
         drawn.add_column(heading, justify="right")
     for name, found in metrics.items():
-        cells = []
-        for measured in MEASURES:
-            low, high = (f"{found[measured][end]:.3g}" for end in ("min", "max"))
-            digits = 1 if measured == "kept" else 2
-            cells.append(f"{found[measured]['mean']:.{digits}f} ({low} to {high})")
-        drawn.add_row(name, *cells)
+        cells = dict.fromkeys(MEASURES, "{mean:.2f} ({min:.2f} to {max:.2f})")
+        cells["kept"] = "{mean:.1f} ({min} to {max})"
+        drawn.add_row(name, *[cell.format_map(found[measured]) for measured, cell in cells.items()])
     return drawn
 
 
@@ -209,7 +206,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = parser("late_tokens", __doc__)
+    made = parser("late_tokens", __doc__, model=False)
     made.add_argument("--seeds", type=int, default=10, help="texts (default 10)")
     made.add_argument("--length", type=int, default=320, help="tokens of each text (default 320)")
     made.add_argument("--budget-tokens", type=int, default=64, help="k (default 64)")

@@ -64,32 +64,42 @@ class Rolling(NamedTuple):
         return cls(keys, keys, torch.zeros(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64), table, table)
 
     def arrays(self) -> list[np.ndarray]:
-        return [tensor.numpy() for tensor in self]
+        """What the scan takes: all but the rotated keys, which the block's matrix product has used."""
+        return [x.numpy() for x in (self.raw, self.queries, self.places, self.cos, self.sin)]
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
-def shift(victim, end, positions, offset, places, moved, raw, rotated, cos, sin):
+def shift(victim, end, positions, offset, places, moved):
     """Move the living columns that are older than the position `victim`, in all heads of the lane."""
-    half = cos.shape[1]
     for i in range(end):
-        if (offset[i] == 0) & (positions[i] < victim):
-            places[i] += 1
-            moved[i] = True
-            c, s = cos[places[i]], sin[places[i]]
-            for h in range(raw.shape[0]):
-                key, out = raw[h, i], rotated[h, i]
-                for d in range(half):
-                    out[d] = key[d] * c[d] - key[d + half] * s[d]
-                    out[d + half] = key[d + half] * c[d] + key[d] * s[d]
+        older = (offset[i] == 0) & (positions[i] < victim)
+        places[i] += older
+        moved[i] |= older
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
-def moved_logits(row, end, moved, offset, query, rotated):
-    """Replace the logits of columns that have moved since the block's matrix product."""
+def moved_logits(weights, j, end, moved, offset, queries, raw, places, cos, sin, rotated):
+    """Replace the logits of columns that have moved since the block's matrix product, for token j of one head.
+
+    Args:
+        weights: float32 [G, n, held + n].
+        queries: float32 [G, n, D].
+        raw: float32 [held + n, D].
+        rotated: float32 [D], scratch.
+    """
+    half = cos.shape[1]
+    x, y = rotated[:half], rotated[half : 2 * half]
     for i in range(end):
         if moved[i] and offset[i] == 0:
-            key = rotated[i]
-            total = np.float32(0.0)
-            for d in range(len(query)):
-                total += query[d] * key[d]
-            row[i] = total
+            # slices: LLVM turns the loops into SIMD only where it knows each row's length
+            a, b, c, s = raw[i, :half], raw[i, half : 2 * half], cos[places[i]], sin[places[i]]
+            for d in range(half):
+                x[d] = a[d] * c[d] - b[d] * s[d]
+                y[d] = b[d] * c[d] + a[d] * s[d]
+            rotated[2 * half :] = raw[i, 2 * half :]
+            for g in range(len(queries)):
+                query = queries[g, j]
+                total = np.float32(0.0)
+                for d in range(len(rotated)):
+                    total += query[d] * rotated[d]
+                weights[g, j, i] = total

@@ -220,7 +220,6 @@ def _scan(
     normaliser,
     rolls,
     raw,
-    rotated,
     queries,
     places,
     cos,
@@ -251,6 +250,7 @@ def _scan(
         # what is added to a column's logits: 0 while it is alive, -inf otherwise
         offset = np.full(width, -np.inf, np.float32)
         moved = np.zeros(width, np.bool_)
+        turned = np.empty(raw.shape[3], np.float32)
         freed = np.empty(held + n, np.int64)
         received = np.empty(width, np.float32)
         alive = 0
@@ -280,27 +280,28 @@ def _scan(
                     freed[gone] = out
                     gone += 1
                 if rolls:
-                    shift(
-                        at[out],
-                        held + j,
-                        at,
-                        offset,
-                        places[b, own],
-                        moved,
-                        raw[b, first_head:last_head],
-                        rotated[b, first_head:last_head],
-                        cos,
-                        sin,
-                    )
+                    shift(at[out], held + j, at, offset, places[b, own], moved)
             offset[held + j] = 0
             alive += 1
             now += 1
             end = held + j + 1
             for h in range(first_head, last_head):
+                if rolls:
+                    moved_logits(
+                        weights[b, h],
+                        j,
+                        end,
+                        moved,
+                        offset,
+                        queries[b, h],
+                        raw[b, h],
+                        places[b, own],
+                        cos,
+                        sin,
+                        turned,
+                    )
                 for g in range(group):
                     row = weights[b, h, g, j]
-                    if rolls:
-                        moved_logits(row, end, moved, offset, queries[b, h, g, j], rotated[b, h])
                     total_log = normaliser[b, h, g, j] if relative else np.float32(0.0)
                     _attend(row, offset, received, end, g == 0, by_max, relative, total_log)
                 _account(score, received, end, priority == LAST and h == first_head)
