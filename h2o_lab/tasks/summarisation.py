@@ -186,6 +186,6 @@ def _interval(name: str, values: list[float], seed: int) -> dict[str, float]:
     if len(set(values)) < 2:
         return {}
     found = bootstrap(
-        (np.array(values),), np.mean, confidence_level=LEVEL, method="percentile", random_state=seed
+        (np.array(values),), np.mean, confidence_level=LEVEL, method="percentile", batch=100, random_state=seed
     ).confidence_interval
     return {f"{name}_low": float(found.low), f"{name}_high": float(found.high)}
