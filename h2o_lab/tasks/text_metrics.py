@@ -29,8 +29,9 @@ def rouge(references: Sequence[str], texts: Sequence[str]) -> list[dict[str, flo
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Mean BLEU-4 of each text against all the others (Zhu et al. 2018, Texygen): 1 where all say the same in 4 words or more.
+    """Mean BLEU-4 of each text against all the others (Zhu et al. 2018, Texygen).
 
+    1 where all say the same, in 4 words or more.
     nltk's sentence BLEU, uniform weights over 1- to 4-grams, smoothing method 1 (a count of 0 becomes 0.1) as in
     the authors' code; tokens are those of `words`. Texts without words count as 0 and serve no other as reference.
 
