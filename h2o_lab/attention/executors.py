@@ -75,7 +75,7 @@ def check_executor(name: str, device: torch.device) -> None:
 
 
 def warm_up(name: str, device: torch.device) -> None:
-    """Compile what the executor needs on this device, so that it is not part of what is timed (once, 10 s)."""
+    """Compile what the executor needs on this device, so that it is not part of what is timed (once, 20 s)."""
     if name == "numba" or (name == "auto" and device.type == "cpu"):
         token = torch.zeros(1, 1, 2, 8)
         policy = H2O()
