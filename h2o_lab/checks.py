@@ -44,8 +44,13 @@ def check(cfg: Config) -> Plan:
             f"policy={policy.name} compresses a prompt that was read in full, and prefill={cfg.prefill}: use "
             "prefill=full."
         )
+    if cfg.prefill == "full" and policy.evicts and not policy.causal:
+        raise UserError(
+            f"policy={policy.name} reads each text at once, so that prefill=full would never evict: use "
+            "prefill=evict."
+        )
     _check_model(cfg, policy)
-    kind_of(cfg.task.kind).check(cfg.task, cfg.data, policy)
+    kind_of(cfg.task.kind).check(cfg.task, cfg.data, policy, cfg.prefill)
     return Plan(policy, budget if policy.budgeted else None)
 
 

@@ -125,7 +125,8 @@ class PerplexityConfig(TaskConfig):
     stride: int | None = None
     """`windowed`: tokens scored in each window but the first, the last ones; null for all but its first token."""
     chunk: int = 512
-    """`streaming`: tokens read at once; changes nothing but memory and speed."""
+    """`streaming`: tokens read at once. With `prefill: full` the first chunk is the prompt; otherwise it changes
+    nothing but memory and speed."""
     every: int = 1000
     """Tokens of one point of the curve over position."""
     checkpoint: str | None = None

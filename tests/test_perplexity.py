@@ -144,6 +144,14 @@ def test_refused_settings(file, fields, policy, message):
         kind.check(task(**{"path": file} | fields), DataConfig(source="packaged"), policy)
 
 
+def test_windows_read_as_prompts_are_refused(file):
+    """They would attend in full, and nothing would be evicted before the last token is scored."""
+    with pytest.raises(UserError, match="nothing would be evicted: use prefill=evict"):
+        kind.check(task(path=file), DataConfig(source="packaged"), H2O(), "full")
+    kind.check(task(path=file, mode="streaming"), DataConfig(source="packaged"), H2O(), "full")
+    kind.check(task(path=file), DataConfig(source="packaged"), Full(), "full")
+
+
 def test_a_text_longer_than_the_position_table_is_refused(file):
     with pytest.raises(UserError, match="needs 302 positions and the model's table has 256"):
         evaluate(task(path=file, mode="streaming", tokens=303), H2O(), Budget(tokens=20), family="opt")

@@ -96,6 +96,7 @@ def test_bad_budgets(fields, message):
         (lambda: H2O(pattern_fraction=0.2), "pattern and pattern_fraction go together"),
         (lambda: Strided(recent_fraction=0.6), "sum above 1"),
         (lambda: Strided(sink_tokens=4), "leaves no room for sink_tokens=4"),
+        (lambda: Strided(recent_fraction=None, pattern_fraction=1.0), "leaves no room for the current token"),
         (lambda: Strided(stride=0), "stride must be a whole number, 1 or more"),
         (lambda: H2O(taper=2.0), "taper must be a number, -0.9 to 0.9"),
         (lambda: SpAtten(taper=0.5), "taper must be 0"),

@@ -100,6 +100,19 @@ def test_pyramid_gives_more_to_the_first_layers():
     assert cache.states[2].caps.cut.all()
 
 
+@torch.no_grad()
+def test_heads_that_rank_together_keep_the_same_of_a_prompt():
+    model, ids = random_model("llama"), ids_for()
+    outs = []
+    for executor in ("reference", "numba"):
+        cache = EvictionCache(3, SnapKV(recent_tokens=WINDOW, scope="layer"), K, prefill="full", executor=executor)
+        with eviction_attention(model):
+            model(ids, cache=cache)
+            outs.append(model(ids[:, :12], cache=cache).logits)
+        assert all(kept(state, b, 0) == kept(state, b, 1) for state in cache.states for b in range(2))
+    torch.testing.assert_close(*outs, atol=1e-4, rtol=0)
+
+
 def test_refusals():
     with pytest.raises(UserError, match="use prefill=full"):
         EvictionCache(3, SnapKV(), K)

@@ -124,6 +124,13 @@ def test_refusals():
     ids = torch.randint(3, 97, (1, 30), generator=torch.Generator().manual_seed(3))
     with pytest.raises(UserError, match="ranks by numbers from a first pass"):
         EvictionCache(3, GlobalH2(), 8)
+    with eviction_attention(model):
+        for policy in (GlobalH2(), DropH2()):
+            known = EvictionCache(3, policy, 8, given=column_sums(model, policy, input_ids=ids))
+            with pytest.raises(UserError, match="knows numbers for 30 tokens and is given more"):
+                model.generate(ids, cache=known, max_new_tokens=3, pad_token_id=0)
+    with pytest.raises(UserError, match="an empty cache cannot be forked"):
+        EvictionCache(3, H2OOfficialMask(), 8).fork()
     cache = EvictionCache(3, GlobalH2Mask(), 8)
     with eviction_attention(model):
         model(ids, cache=cache)

@@ -114,6 +114,7 @@ class EvictionCache(Cache):
             executor=self.executor,
             seed=self.seed,
             capacity=self.capacity,
+            lengths=[self.lengths[row] for row in rows.tolist()] if self.lengths is not None else None,
             given=[numbers[rows.to(numbers.device)] for numbers in self.given] if self.given is not None else None,
             record=self.record,
         )
@@ -123,7 +124,13 @@ class EvictionCache(Cache):
         return twin
 
     def fork(self) -> EvictionCache:
-        """An independent copy of the whole batch."""
+        """An independent copy of the whole batch.
+
+        Raises:
+            UserError: nothing has been read yet.
+        """
+        if not self.states:
+            raise UserError("an empty cache cannot be forked: make another one.")
         return self.select(torch.arange(len(self.seen)))
 
     @property

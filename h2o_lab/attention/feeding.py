@@ -35,7 +35,9 @@ def calls(cache: EvictionCache, valid: torch.Tensor) -> Iterator[slice]:
         yield slice(column, column + 1)
 
 
-def column_sums(model: PreTrainedModel, policy: Policy, **inputs: torch.Tensor) -> list[torch.Tensor]:
+def column_sums(
+    model: PreTrainedModel, policy: Policy, executor: str = "auto", **inputs: torch.Tensor
+) -> list[torch.Tensor]:
     """The first of two passes: what each token receives under full attention from all queries of the text.
 
     Call it inside `eviction_attention(model)`.
@@ -43,13 +45,14 @@ def column_sums(model: PreTrainedModel, policy: Policy, **inputs: torch.Tensor) 
     Args:
         model: a causal language model.
         policy: the one that will rank by these numbers, for its `group_reduce`.
+        executor: see `attend`.
         inputs: `input_ids` and, where there is padding, `attention_mask` and `position_ids`.
 
     Returns:
         For each layer float32 [B, H, T], by position; -inf behind the end of a shorter sequence.
     """
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    cache = EvictionCache(layers, H2O(group_reduce=policy.group_reduce), BEYOND_ANY_TEXT)
+    cache = EvictionCache(layers, H2O(group_reduce=policy.group_reduce), BEYOND_ANY_TEXT, executor=executor)
     model(**inputs, logits_to_keep=1, cache=cache)
     sums = []
     for state in cache.states:

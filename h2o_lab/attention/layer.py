@@ -76,6 +76,7 @@ class EvictionLayer(CacheLayerMixin):
         if valid is None:
             valid = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
         first = self.state is None
+        self._check_given(valid)
         prompt_in_full = first and cache.prefill == "full" and policy.evicts
         caps = cache.caps_for(valid.sum(dim=1).cpu(), self.index) if first else None
         if policy.by_step and self.index == 0 and not prompt_in_full:
@@ -122,7 +123,10 @@ class EvictionLayer(CacheLayerMixin):
         self.prompt_bytes = self.state.kv_bytes_reserved
         if policy.compresses_prompt:
             assert policy.recent_tokens is not None
-            self.state.static = policy.prompt_priority(observe(q, self.state, scale, valid, policy.recent_tokens))
+            static = policy.prompt_priority(observe(q, self.state, scale, valid, policy.recent_tokens))
+            if policy.scope != "head":
+                static = static.sum(dim=1, keepdim=True).expand_as(static).contiguous()
+            self.state.static = static
         if not policy.by_step:
             self.state = self.state.shrunk(caps)
         elif self.index == len(cache.evicting) - 1:
@@ -143,6 +147,19 @@ class EvictionLayer(CacheLayerMixin):
             )
         if valid.shape[1] == 1 and states:
             rank_layers(states)
+
+    def _check_given(self, valid: torch.Tensor) -> None:
+        """Numbers from a first pass cover the text that the pass has read, and no more."""
+        if self.cache.given is None:
+            return
+        counts = valid.sum(dim=1).cpu()
+        seen = self.state.seen if self.state is not None else torch.zeros_like(counts)
+        known = self.cache.given[self.index].shape[2]
+        if int((seen + counts).max()) > known:
+            raise UserError(
+                f"policy {self.cache.policy.name} knows numbers for {known} tokens and is given more: it scores "
+                "texts that a first pass has read, and cannot generate."
+            )
 
     def _static_priority(self, k: torch.Tensor, valid: torch.Tensor) -> torch.Tensor | None:
         policy, cache = self.cache.policy, self.cache

@@ -109,6 +109,10 @@ class Policy:
                 f"policy {self.name}: recent_fraction={self.recent_fraction} and pattern_fraction="
                 f"{self.pattern_fraction} sum above 1: lower one."
             )
+        if self.pattern_fraction > 1 - 1e-9:
+            raise UserError(
+                f"policy {self.name}: pattern_fraction=1 leaves no room for the current token: lower it."
+            )
         if taken > 1 - 1e-9 and self.sink_tokens:
             which = "recent_fraction=1" if not self.pattern_fraction else "the fractions, which sum to 1,"
             raise UserError(

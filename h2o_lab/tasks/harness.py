@@ -66,7 +66,7 @@ def task_manager(name: str, include_path: str | None) -> TaskManager:
     return lm_eval.tasks.TaskManager(include_path=include_path)
 
 
-def check(task: HarnessConfig, data: DataConfig, policy: Policy) -> None:
+def check(task: HarnessConfig, data: DataConfig, policy: Policy, prefill: str = "evict") -> None:
     """Read the rows, where they are ours to read.
 
     Raises:

@@ -1,7 +1,7 @@
 """The kinds of task, each a module with the same three functions.
 
-`check(task, data, policy)` refuses what cannot work before anything slow starts, `load(task, data)` reads what is
-to be evaluated (no weights), and `run(loaded_data, cfg, plan, model)` evaluates it.
+`check(task, data, policy, prefill)` refuses what cannot work before anything slow starts, `load(task, data)` reads
+what is to be evaluated (no weights), and `run(loaded_data, cfg, plan, model)` evaluates it.
 """
 
 from __future__ import annotations

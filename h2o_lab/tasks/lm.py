@@ -133,7 +133,7 @@ class EvictionLM(TemplateLM):
                     f"task {requests[0].task_name} asks for {sampling.max_new_tokens} new tokens and the model's "
                     f"context has {self.max_length}."
                 )
-            prompts = [self.tok_encode(requests[i].args[0])[-room:] for i in members]
+            prompts = [self.tok_encode(requests[i].args[0])[-room:] or [self.prefix_token_id] for i in members]
             found = generate_all(
                 self.scorer.reader,
                 self.tokenizer,

@@ -40,7 +40,7 @@ class Texts:
     origin: str
 
 
-def check(task: PerplexityConfig, data: DataConfig, policy: Policy) -> None:
+def check(task: PerplexityConfig, data: DataConfig, policy: Policy, prefill: str = "evict") -> None:
     """Read the texts, where they are ours to read.
 
     Raises:
@@ -57,6 +57,11 @@ def check(task: PerplexityConfig, data: DataConfig, policy: Policy) -> None:
         raise UserError(f"task.stride={task.stride} is out of range: it must be below task.window={task.window}.")
     if task.mode == "streaming" and not policy.causal:
         raise UserError(f"policy={policy.name} looks at the whole text: it cannot stream, use task.mode=windowed.")
+    if prefill == "full" and policy.evicts and task.mode == "windowed":
+        raise UserError(
+            "prefill=full reads a window as one prompt, so that nothing would be evicted: use prefill=evict, or "
+            "task.mode=streaming, where the first task.chunk tokens are the prompt."
+        )
     if task.checkpoint is not None and (task.mode != "streaming" or task.limit != 1):
         raise UserError("task.checkpoint is for task.mode=streaming and task.limit=1.")
     if task.path is not None or data.source != "hub":
@@ -211,9 +216,8 @@ def _fingerprint(ids: torch.Tensor, k: int | None, reader: Reader, task: Perplex
     """What must be the same for a stream to go on."""
     text = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
     model = f"{type(reader.model).__name__} {reader.model.config.name_or_path} {reader.model.dtype}"
-    return (
-        f"{model} | {reader.policy!r} | {k} {reader.prefill} {reader.positions} {reader.seed} {task.every} | {text}"
-    )
+    how = f"{reader.prefill} {task.chunk} {reader.positions} {reader.seed} {task.every}"
+    return f"{model} | {reader.policy!r} | {k} {how} | {text}"
 
 
 def _restore(file: Path, reader: Reader, k: int | None, length: int, about: str) -> tuple[_Course, EvictionCache]:

@@ -73,7 +73,14 @@ class Reader:
         if self.policy.two_passes:
             ids, mask, positions = self._columns(texts, torch.zeros(len(texts), dtype=torch.int64), wanted.shape[1])
             self.tokens += int(mask.sum())
-            given = column_sums(self.model, self.policy, input_ids=ids, attention_mask=mask, position_ids=positions)
+            given = column_sums(
+                self.model,
+                self.policy,
+                self.executor,
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+            )
         cache = EvictionCache(
             self.model.config.get_text_config(decoder=True).num_hidden_layers,
             self.policy,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from h2o_lab.models import LoadedModel
 
 
-def check(task: RetrievalConfig, data: DataConfig, policy: Policy) -> None:
+def check(task: RetrievalConfig, data: DataConfig, policy: Policy, prefill: str = "evict") -> None:
     """Read the facts, where they come from files.
 
     Raises:

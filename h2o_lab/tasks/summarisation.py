@@ -33,7 +33,7 @@ class Documents:
     origin: str
 
 
-def check(task: SummarisationConfig, data: DataConfig, policy: Policy) -> None:
+def check(task: SummarisationConfig, data: DataConfig, policy: Policy, prefill: str = "evict") -> None:
     """Read the rows, where they are ours to read.
 
     Raises:
