@@ -55,6 +55,8 @@ def save_cache(cache: EvictionCache, file: Path, extra: dict[str, torch.Tensor],
 def load_cache(cache: EvictionCache, file: Path, about: str) -> dict[str, torch.Tensor]:
     """Fill an empty cache, of the same model and policy, from `save_cache`'s file; returns the further tensors.
 
+    The tensors are on the CPU: a stream on another device cannot be resumed.
+
     Raises:
         UserError: the file cannot be read, or is of another stream.
     """
