@@ -116,6 +116,8 @@ class PerplexityConfig(TaskConfig):
     limit: int | None = 1
     path: str | None = None
     """A file, or a folder of .txt files, instead of a dataset's texts."""
+    title: str | None = None
+    """Part of a title: only texts that have it are read; capitals make no difference."""
     mode: str = "windowed"
     """`windowed` (a fixed context for every window) or `streaming` (one pass, the cache carried along)."""
     tokens: int | None = None

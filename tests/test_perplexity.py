@@ -111,8 +111,18 @@ def test_an_interrupted_stream_goes_on_exactly(file, tmp_path, monkeypatch, poli
         patch.setattr(kind, "read_chunks", killed)
         with pytest.raises(KeyboardInterrupt):
             evaluate(stopped, policy, Budget(tokens=20), positions=positions)
-    resumed = evaluate(stopped, policy, Budget(tokens=20), positions=positions)
-    assert resumed.tokens_computed < whole.tokens_computed
+    begun = []
+
+    def watched(*args, **kwargs):
+        for part in read_chunks(*args, **kwargs):
+            begun.append(part.first)
+            yield part
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "read_chunks", watched)
+        resumed = evaluate(stopped, policy, Budget(tokens=20), positions=positions)
+    assert begun[0] == 96, "the last checkpoint before the seventh chunk"
+    assert resumed.tokens_computed == whole.tokens_computed
     assert resumed.metrics == pytest.approx(whole.metrics, rel=1e-6)
     assert [s["perplexity"] for s in resumed.samples] == pytest.approx([s["perplexity"] for s in whole.samples])
 
@@ -155,6 +165,15 @@ def test_windows_read_as_prompts_are_refused(file):
 def test_a_text_longer_than_the_position_table_is_refused(file):
     with pytest.raises(UserError, match="needs 302 positions and the model's table has 256"):
         evaluate(task(path=file, mode="streaming", tokens=303), H2O(), Budget(tokens=20), family="opt")
+
+
+def test_a_title_chooses_among_the_texts(tmp_path):
+    for name in ("Emma", "Middlemarch"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} is a novel", encoding="utf-8")
+    found = kind.load(task(path=str(tmp_path), title="middle"), DataConfig(source="folder"))
+    assert [text.title for text in found.texts] == ["Middlemarch"]
+    with pytest.raises(UserError, match=r"task.title=Ulysses is in no title: there are Emma; Middlemarch\."):
+        kind.load(task(path=str(tmp_path), title="Ulysses"), DataConfig(source="folder"))
 
 
 def test_texts_of_folders(tmp_path):

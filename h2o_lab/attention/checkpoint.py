@@ -41,7 +41,7 @@ def save_cache(cache: EvictionCache, file: Path, extra: dict[str, torch.Tensor],
         kept = {name: getattr(state, name) for name in PER_ENTRY} | {"seen": state.seen}
         kept |= {f"caps.{field.name}": getattr(state.caps, field.name) for field in fields(Caps)}
         tensors |= {start + name: tensor.contiguous() for name, tensor in kept.items() if tensor is not None}
-        tensors[start + "fed"] = torch.tensor([layer.length, layer.rolling])
+        tensors[start + "fed"] = torch.tensor([layer.length, layer.rolling, layer.prompt_bytes])
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def save_cache(cache: EvictionCache, file: Path, extra: dict[str, torch.Tensor],
 def load_cache(cache: EvictionCache, file: Path, about: str) -> dict[str, torch.Tensor]:
     """Fill an empty cache, of the same model and policy, from `save_cache`'s file; returns the further tensors.
 
-    The tensors are on the CPU: a stream on another device cannot be resumed.
+    The tensors are on the CPU; each layer moves its own to its device when it attends.
 
     Raises:
         UserError: the file cannot be read, or is of another stream.
@@ -70,9 +70,10 @@ def load_cache(cache: EvictionCache, file: Path, about: str) -> dict[str, torch.
     for layer in cache.evicting:
         start = f"layers.{layer.index}."
         mine = {name.removeprefix(start): x for name, x in tensors.items() if name.startswith(start)}
-        length, rolling = mine.pop("fed").tolist()
+        length, rolling, prompt_bytes = mine.pop("fed").tolist()
         caps = Caps(**{field.name: mine.pop(f"caps.{field.name}") for field in fields(Caps)})
         state = {name: mine.get(name) for name in PER_ENTRY}
         layer.state = LayerState(**state, seen=mine["seen"], caps=caps, policy=cache.policy)  # type: ignore[arg-type]
-        layer.length, layer.rolling, layer.is_initialized = length, bool(rolling), True
+        layer.length, layer.rolling, layer.prompt_bytes = length, bool(rolling), prompt_bytes
+        layer.is_initialized = True
     return {name.removeprefix("extra."): x for name, x in tensors.items() if name.startswith("extra.")}

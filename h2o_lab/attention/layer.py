@@ -87,6 +87,8 @@ class EvictionLayer(CacheLayerMixin):
             self.state = self._empty(Caps.unbounded(len(k)) if prompt_in_full else caps, k, v, static, rotary)
         elif self.rolling != (rotary is not None):
             raise UserError("a cache that was filled with positions=rolling must stay with them, and vice versa.")
+        elif self.state.keys.device != k.device:  # it comes from a checkpoint
+            self.state = self.state.to(k.device)
         self.rolling, self.state.rotary = rotary is not None, rotary
         out = attend(q, k, v, self.state, scale=scale, valid=valid, static=static, executor=cache.executor)
         if prompt_in_full:
@@ -178,7 +180,7 @@ class EvictionLayer(CacheLayerMixin):
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
+        return query_length, 0  # a mask says which new columns are padding, and nothing else
 
     def get_max_length(self) -> int:
         return -1

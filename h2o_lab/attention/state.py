@@ -148,6 +148,11 @@ class LayerState:
             caps=self.caps.select(rows),
         )
 
+    def to(self, device: torch.device) -> LayerState:
+        """The same, on another device; what lies on the host by definition stays there."""
+        tensors = [*self._tensors(), ("evicted_at", self.evicted_at), ("columns", self.columns)]
+        return replace(self, **cast(Any, {name: x.to(device) for name, x in tensors if x is not None}))
+
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
         """What is kept per entry."""
         names = ("keys", "values", "positions", "scores", "static")

@@ -53,6 +53,16 @@ def peak_memory_bytes(device: "torch.device | str") -> dict[str, int]:
     return peak
 
 
+def memory_bytes(device: "torch.device | str") -> int:
+    """Memory in use now, in bytes: of tensors on a cuda `device`, else what this process has resident."""
+    import psutil
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.memory_allocated(torch.device(device))
+    return psutil.Process().memory_info().rss
+
+
 def reset_peak_memory(device: "torch.device | str") -> None:
     """Start counting the peak of a cuda `device` anew; that of the process cannot be."""
     import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,7 @@ from h2o_lab.attention.hook import position_limit
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
 from h2o_lab.progress import progress
+from h2o_lab.tasks.evaluation import Evaluation
 from h2o_lab.tasks.reader import Reader
 
 
@@ -173,6 +175,29 @@ class Generations:
     cut: int
     kv_reserved: int
     seconds: float
+
+    def evaluation(
+        self,
+        metrics: dict[str, float],
+        samples: list[dict[str, Any]],
+        origin: str,
+        tokens: int,
+        details: dict[str, Any] | None = None,
+    ) -> Evaluation:
+        """What a task hands to the runner that has judged them; `tokens` are those that the model was fed."""
+        return Evaluation(
+            metrics=metrics,
+            samples=samples,
+            origin=origin,
+            caps=self.caps,
+            cut=self.cut,
+            kv_resident=[result.kv_bytes for result in self.results],
+            kv_reserved=self.kv_reserved,
+            tokens_computed=tokens,
+            tokens_scored=sum(len(result.tokens) for result in self.results),
+            seconds=self.seconds,
+            details=details or {},
+        )
 
 
 def generate_all(

@@ -76,8 +76,9 @@ def check(task: HarnessConfig, data: DataConfig, policy: Policy, prefill: str = 
     from h2o_lab.data import load_rows
 
     at_least("task.num_fewshot", task.num_fewshot, 0)
-    if not task.include_path:
-        load_rows(task.name, data)
+    rows = load_rows(task.name, data) if not task.include_path else None
+    if rows is not None:
+        _splits(rows, task)
 
 
 def load(task: HarnessConfig, data: DataConfig) -> TaskData:
@@ -89,10 +90,13 @@ def load(task: HarnessConfig, data: DataConfig) -> TaskData:
     from h2o_lab.data import load_rows
 
     rows = load_rows(task.name, data) if not task.include_path else None
-    own = f"the definition in {task.include_path}" if task.include_path else "hub"
-    overrides, origin, examples = _from_rows(rows, task) if rows else ({}, own, "the task's own split")
     _quiet()
-    built = _build(task, overrides)
+    if rows is None:
+        origin = f"the definition in {task.include_path}" if task.include_path else "hub"
+        built, examples = _build(task, {}), "the task's own split"
+    else:
+        splits = _splits(rows, task)
+        built, origin, examples = _build(task, _from_rows(splits)), splits.origin, splits.examples
     return TaskData(built, origin, examples if task.num_fewshot else "no examples")
 
 
@@ -111,10 +115,22 @@ def _build(task: HarnessConfig, overrides: dict[str, Any]) -> Any:
         return TaskFactory().build(entry, overrides=overrides, registry=manager.task_index)
 
 
-def _from_rows(rows: Rows, task: HarnessConfig) -> tuple[dict[str, Any], str, str]:
-    """Overrides that put our rows under lm-eval's task, and where rows and examples come from."""
-    from datasets import Dataset, DatasetDict
+@dataclass(frozen=True)
+class _Splits:
+    """Rows by split, which one is asked, and in words where it and the worked examples (`train`) come from."""
 
+    rows: dict[str, list[dict[str, Any]]]
+    asked: str
+    origin: str
+    examples: str
+
+
+def _splits(rows: Rows, task: HarnessConfig) -> _Splits:
+    """Test rows, or validation rows where there are none; examples from another split, else rows set aside.
+
+    Raises:
+        UserError: there are no rows to evaluate, or fewer examples than asked for.
+    """
     splits = dict(rows.splits)
     asked = next((name for name in ("test", "validation") if name in splits), None)
     if asked is None:
@@ -135,17 +151,17 @@ def _from_rows(rows: Rows, task: HarnessConfig) -> tuple[dict[str, Any], str, st
             f"task.num_fewshot={task.num_fewshot} asks for more examples than there are: {examples} "
             f"has {len(splits['train'])}."
         )
-    tables = DatasetDict({name: Dataset.from_list(part) for name, part in splits.items() if part})
-    names = {
-        "training_split": "train",
-        "fewshot_split": "train",
-        "validation_split": None,
-        "test_split": None,
-    }
-    names |= {f"{asked}_split": asked}
-    if "train" not in tables:
-        names |= {"training_split": None, "fewshot_split": None}
-    return {"custom_dataset": lambda **_: tables, **names}, origin, examples
+    return _Splits(splits, asked, origin, examples)
+
+
+def _from_rows(splits: _Splits) -> dict[str, Any]:
+    """Overrides that put our rows under lm-eval's task."""
+    from datasets import Dataset, DatasetDict
+
+    tables = DatasetDict({name: Dataset.from_list(part) for name, part in splits.rows.items() if part})
+    pool = "train" if "train" in tables else None
+    names = {"training_split": pool, "fewshot_split": pool, "validation_split": None, "test_split": None}
+    return {"custom_dataset": lambda **_: tables, **names, f"{splits.asked}_split": splits.asked}
 
 
 def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluation:

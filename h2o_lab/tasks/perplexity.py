@@ -21,6 +21,7 @@ from h2o_lab.data.texts import Text, load_texts
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
 from h2o_lab.progress import progress
+from h2o_lab.results.environment import memory_bytes
 from h2o_lab.tasks.evaluation import Evaluation
 from h2o_lab.tasks.losses import Chunk, perplexity, read_chunks
 from h2o_lab.tasks.reader import Reader
@@ -65,16 +66,23 @@ def check(task: PerplexityConfig, data: DataConfig, policy: Policy, prefill: str
     if task.checkpoint is not None and (task.mode != "streaming" or task.limit != 1):
         raise UserError("task.checkpoint is for task.mode=streaming and task.limit=1.")
     if task.path is not None or data.source != "hub":
-        load_texts(task.name, data, task.path)
+        load(task, data)
 
 
 def load(task: PerplexityConfig, data: DataConfig) -> Texts:
-    """The first `limit` texts.
+    """The first `limit` texts, of those that have `title` in theirs.
 
     Raises:
-        UserError: they cannot be had.
+        UserError: they cannot be had, or none has the title.
     """
     texts, origin = load_texts(task.name, data, task.path)
+    if task.title is not None:
+        found = [text for text in texts if task.title.casefold() in text.title.casefold()]
+        if not found:
+            raise UserError(
+                f"task.title={task.title} is in no title: there are {'; '.join(text.title for text in texts)}."
+            )
+        texts = found
     return Texts(texts[: task.limit], origin)
 
 
@@ -90,6 +98,8 @@ class _Tally:
 
     nats: float = 0.0
     scored: int = 0
+    read_before: int = 0
+    """Tokens that another process had read, and whose time is in `seconds`."""
     bytes: int = 0
     seconds: float = 0.0
     caps: list[int] = field(default_factory=list)
@@ -134,7 +144,7 @@ def evaluate(
         cut=tally.cut,
         kv_resident=tally.kv_resident,
         kv_reserved=tally.kv_reserved,
-        tokens_computed=reader.tokens,
+        tokens_computed=tally.read_before + reader.tokens,
         tokens_scored=tally.scored,
         seconds=tally.seconds,
         details={"text": {"titles": [text.title for text in texts.texts], "bytes": tally.bytes, "mode": task.mode}},
@@ -178,6 +188,7 @@ class _Course:
                     "seconds": self.seconds,
                     "kv_bytes": int(part.cache.kv_bytes_resident.sum()),
                     "kv_bytes_reserved": part.cache.kv_bytes_reserved,
+                    "process_bytes": memory_bytes(part.cache.states[0].keys.device),
                 }
             )
 
@@ -190,6 +201,7 @@ def _stream(tally: _Tally, text: Text, ids, task: PerplexityConfig, budget: Budg
     course, cache = _Course(), None
     if file is not None and file.exists():
         course, cache = _restore(file, reader, k, len(ids), about)
+        tally.read_before += course.scored
         advance(course.scored)
     stored = course.scored
     for part in read_chunks(reader, ids[None], k, chunk=task.chunk, cache=cache):

@@ -120,11 +120,5 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> tuple[s
 
 
 def draw_examples(pool: Sequence[dict[str, Any]], count: int, seed: int, index: int) -> list[dict[str, Any]]:
-    """Worked examples for the row of this index: drawn anew for each, reproducibly.
-
-    Raises:
-        UserError: there are fewer rows than asked for.
-    """
-    if count > len(pool):
-        raise UserError(f"task.num_fewshot={count} asks for more examples than there are: {len(pool)}.")
+    """Worked examples for the row of this index, at most as many as the pool has: drawn anew, reproducibly."""
     return random.Random(f"{seed}/{index}").sample(list(pool), count)

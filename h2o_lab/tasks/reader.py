@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from h2o_lab.attention import EvictionCache, eviction_attention
 from h2o_lab.attention.feeding import calls, column_sums
+from h2o_lab.attention.hook import position_limit
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Policy
 
@@ -104,11 +105,12 @@ class Reader:
         ids, mask, positions = self._columns(texts, seen, wanted.shape[1])
         self.tokens += int(mask.sum())
         parts = []
-        fed = cache.evicting[0].length
-        before = torch.arange(fed, device=mask.device) < seen.to(mask.device)[:, None]
+        limited = position_limit(self.model.config) is not None
+        # only the newest columns of a mask are looked at; models with a position table count the others too
+        before = torch.arange(cache.evicting[0].length if limited else 0) < seen[:, None]
         for columns in calls(cache, mask):
-            # only the newest columns of this mask are looked at; the rest says how many came before
-            whole = torch.cat([before, mask[:, : columns.stop]], dim=1)
+            newest = mask[:, : columns.stop] if limited else mask[:, columns]
+            whole = torch.cat([before.to(mask.device), newest], dim=1)
             logits = self.model(
                 input_ids=ids[:, columns],
                 attention_mask=whole,

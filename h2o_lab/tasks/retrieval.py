@@ -90,18 +90,7 @@ def evaluate(
                 "kv_bytes": result.kv_bytes,
             }
         )
-    return Evaluation(
-        metrics=_metrics(samples, task),
-        samples=samples,
-        origin=facts.origin,
-        caps=found.caps,
-        cut=found.cut,
-        kv_resident=[result.kv_bytes for result in found.results],
-        kv_reserved=found.kv_reserved,
-        tokens_computed=reader.tokens,
-        tokens_scored=sum(len(result.tokens) for result in found.results),
-        seconds=found.seconds,
-    )
+    return found.evaluation(_metrics(samples, task), samples, facts.origin, reader.tokens)
 
 
 def _metrics(samples: list[dict[str, Any]], task: RetrievalConfig) -> dict[str, float]:

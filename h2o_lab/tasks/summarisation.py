@@ -56,7 +56,7 @@ def load(task: SummarisationConfig, data: DataConfig) -> Documents:
     """Test rows, or validation rows where there are none; examples from the other split, else rows set aside.
 
     Raises:
-        UserError: the rows cannot be had.
+        UserError: the rows cannot be had, or there are fewer examples than asked for.
     """
     from h2o_lab.data import load_documents
 
@@ -72,6 +72,10 @@ def load(task: SummarisationConfig, data: DataConfig) -> Documents:
     if task.num_fewshot and not pool:
         aside = len(chosen) // 4
         chosen, pool = chosen[: len(chosen) - aside], chosen[len(chosen) - aside :]
+    if task.num_fewshot > len(pool):
+        raise UserError(
+            f"task.num_fewshot={task.num_fewshot} asks for more examples than the {len(pool)} of {rows.origin}."
+        )
     return Documents(chosen[: task.limit], pool, f"{rows.origin}, split {asked}")
 
 
@@ -111,19 +115,8 @@ def evaluate(
         label="summarising",
     )
     samples = _samples(documents, prompts, found)
-    return Evaluation(
-        metrics=_metrics(samples, task),
-        samples=samples,
-        origin=documents.origin,
-        caps=found.caps,
-        cut=found.cut,
-        kv_resident=[result.kv_bytes for result in found.results],
-        kv_reserved=found.kv_reserved,
-        tokens_computed=reader.tokens,
-        tokens_scored=sum(len(result.tokens) for result in found.results),
-        seconds=found.seconds,
-        details={"fewshot": {"examples": task.num_fewshot, "seed": task.fewshot_seed}},
-    )
+    shots = {"examples": task.num_fewshot, "seed": task.fewshot_seed}
+    return found.evaluation(_metrics(samples, task), samples, documents.origin, reader.tokens, {"fewshot": shots})
 
 
 def _template(task: SummarisationConfig, context: int | None) -> Template:
