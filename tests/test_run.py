@@ -160,6 +160,10 @@ BAD = {
         "piqua",
     ),
     "a policy class that is none": (["policy._target_=no.Where", "budget=0.2"], "cannot be built.*no.Where"),
+    "more examples than there are": (
+        ["budget=0.2", "task.num_fewshot=20"],
+        "task.num_fewshot=20 asks for more examples than there are",
+    ),
     "no samples": (["budget=0.2", "task.limit=0"], "task.limit=0 is out of range"),
     "an unknown tracker": (["budget=0.2", "tracker.name=paper"], "allowed are wandb, none"),
 }
