@@ -6,14 +6,19 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from h2o_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 log = logging.getLogger(__name__)
 
 PROBE_SECONDS = 5.0
 """How long the hub may take to answer before it counts as out of reach."""
+PARQUET = "refs/convert/parquet"
+"""The branch with the hub's own conversion of a dataset."""
 
 
 @contextmanager
@@ -37,6 +42,22 @@ def hub_access(what: str, instead: str) -> Iterator[None]:
         if reason := hub_reason(error):
             raise UserError(f"{what}: {reason}, or use {instead}.") from error
         raise
+
+
+def hub_rows(where: tuple[str, ...], split: str) -> Dataset:
+    """A split of a dataset: `where` is its repository and perhaps a configuration. Use it in `hub_access`.
+
+    A repository that still builds its rows by a script, which `datasets` no longer runs, is read from the Parquet
+    files that the hub itself keeps of it.
+    """
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(*where, split=split)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        return load_dataset(*where, split=split, revision=PARQUET)
 
 
 def hub_reachable() -> bool:

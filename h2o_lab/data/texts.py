@@ -12,7 +12,7 @@ from h2o_lab.cache_dir import cache_dir
 from h2o_lab.config import DataConfig
 from h2o_lab.data.jsonl import read_jsonl
 from h2o_lab.errors import UserError
-from h2o_lab.hub import hub_access
+from h2o_lab.hub import hub_access, hub_rows
 from h2o_lab.packaged import Wheel, fetch_wheel, sealed_folder
 
 log = logging.getLogger(__name__)
@@ -131,12 +131,10 @@ def _book(file: Path) -> Text:
 
 
 def _from_hub(dataset: str) -> tuple[list[Text], str]:
-    from datasets import load_dataset
-
     where = HUB[dataset]
     instead = "data=folder data.dir=FOLDER" + (" or data=packaged" if dataset == "pg19" else "")
     with hub_access(f"the data of {dataset}", instead):
-        rows = load_dataset(*where, split="test")
+        rows = hub_rows(where, "test")
     origin = f"hub: {'/'.join(where)}, split test"
     if dataset == "wikitext":
         return [Text("test", "".join(row["text"] for row in rows))], origin
