@@ -9,6 +9,7 @@ from PIL import Image
 
 from experiments import book, retrieval
 from experiments.drawing import draw_command
+from h2o_lab import log
 from h2o_lab.errors import UserError
 from h2o_lab.results import load, open_result
 
@@ -83,9 +84,11 @@ def test_missing_runs_are_named_with_their_command(module, tmp_path):
         module.draw(load(tmp_path))
 
 
-def test_a_command_without_results_ends_in_one_sentence(tmp_path, monkeypatch, capfd):
+def test_a_command_without_results_ends_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "nowhere")])
+    said: list[str] = []
+    monkeypatch.setattr(log, "complain", said.append)
     with pytest.raises(SystemExit) as ended:
         draw_command("retrieval", None, retrieval.draw)
     assert ended.value.code == 2
-    assert "There is no file or folder" in " ".join(capfd.readouterr().err.split())
+    assert said[0].startswith("There is no file or folder")
