@@ -196,6 +196,8 @@ class Config:
     """Seed of policies that draw; the few-shot examples have `task.fewshot_seed`."""
     results_dir: str = "results"
     """Folder that receives one result folder per cell."""
+    resume: bool = True
+    """Whether cells that are finished below `results_dir` are taken over, and half-finished ones continued."""
 
 
 def config_dir() -> Path:

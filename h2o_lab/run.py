@@ -26,7 +26,9 @@ from h2o_lab.config import Config, config_dir, register
 from h2o_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from h2o_lab.cells import Journal
     from h2o_lab.models import LoadedModel
+    from h2o_lab.results import ResultFolder
     from h2o_lab.tasks.evaluation import Evaluation
 
 logger = logging.getLogger("h2o_lab.run")
@@ -41,64 +43,105 @@ def main(cfg: Config) -> float | None:
         The main metric, for sweepers that optimise; None where the cell failed.
     """
     from h2o_lab.results import open_result
-    from h2o_lab.results.trackers import tracker
 
     log.set_up()
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     in_sweep = job.mode == RunMode.MULTIRUN
     group = Path(job.sweep.dir).name if in_sweep else folder.name
-    name = " ".join(job.overrides.task) or "the default cell"
+    overrides = list(job.overrides.task)
+    name = " ".join(overrides) or "the default cell"
     try:
         plan = check(cfg)
-        resolved: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
         result = open_result(folder)
-        result.write_config(resolved)
-        with tracker(cfg.tracker, resolved, folder, group, name) as tracked:
-            try:
-                record, samples = run_cell(cfg, plan)
-                record["overrides"] = list(job.overrides.task)
-                result.write_samples(samples)
-                result.finish(record)
-            except (Exception, KeyboardInterrupt) as error:
-                result.fail(error, describe(cfg, plan) | {"overrides": list(job.overrides.task)})
-                tracked.fail(error)
-                raise
-            tracked.log(record, samples)
+        try:
+            record = compute(cfg, plan, result, overrides, group, name)
+        except (Exception, KeyboardInterrupt) as error:
+            result.fail(error, describe(cfg, plan) | {"overrides": overrides})
+            raise
     except UserError as error:
         log.complain(str(error))
         _end(in_sweep, 2)
     except KeyboardInterrupt:
-        log.complain(f"interrupted in {name}: finished cells are kept, this one is recorded as failed.")
+        log.complain(f"interrupted in {name}: finished cells are kept, and a new start goes on from here.")
         sys.exit(130)
     except Exception:
         logger.exception("this cell failed: %s", name)
         _end(in_sweep, 1)
     else:
-        logger.info("%s: %s; results in %s", name, headline(record), os.path.relpath(folder))
+        found = f"found finished in {record['reused_from']}" if "reused_from" in record else "results"
+        logger.info("%s: %s; %s in %s", name, headline(record), found, os.path.relpath(folder))
         return record["metrics"][record["main_metric"]]
     return None
 
 
-def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Load, evaluate and describe one cell: (the result record, one record per question or text)."""
+def compute(
+    cfg: Config, plan: Plan, result: ResultFolder, overrides: list[str], group: str, name: str
+) -> dict[str, Any]:
+    """The record of a cell: of a finished run of it, if there is one and `resume` allows; else evaluated now.
+
+    Args:
+        cfg: the configuration.
+        plan: its policy and budget.
+        result: the folder that receives the record.
+        overrides: of the command line, for the record.
+        group, name: of the run, for the tracker.
+
+    Raises:
+        UserError: data or model cannot be had, or a file cannot be written.
+    """
+    from h2o_lab.cells import Cell
+    from h2o_lab.cells.identity import SEMANTICS, identity, name_of
+    from h2o_lab.models import model_fingerprint
+    from h2o_lab.results.trackers import tracker
+
+    resolved: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    result.write_config(resolved)
+    start = time.perf_counter()
+    data, content = _data(OmegaConf.to_yaml(cfg.task, resolve=True), OmegaConf.to_yaml(cfg.data, resolve=True))
+    seconds = {"load_data": time.perf_counter() - start}
+    cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model_fingerprint(cfg.model))))
+    with cell.claimed():
+        finished = cell.finished() if cfg.resume else None
+        if finished is not None:
+            return cell.reuse(finished, result)
+        journal = cell.begin(result, anew=not cfg.resume)
+        with tracker(cfg.tracker, resolved, result.path, group, name) as tracked:
+            record, samples = run_cell(cfg, plan, data, journal, seconds)
+            record |= {"cell": cell.name, "semantics": SEMANTICS, "overrides": overrides}
+            result.write_samples(samples)
+            record = result.finish(record)
+            tracked.log(record, samples)
+        cell.conclude()
+    return record
+
+
+def run_cell(
+    cfg: Config, plan: Plan, data: Any, journal: Journal, seconds: dict[str, float]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Load the model, evaluate and describe one cell: (the result record, one record per question or text).
+
+    Args:
+        cfg, plan: what is asked.
+        data: what the task's kind has loaded.
+        journal: what is half done.
+        seconds: what was spent before; goes into the record.
+    """
     from h2o_lab.attention.executors import warm_up
     from h2o_lab.results.environment import environment, peak_memory_bytes, reset_peak_memory
     from h2o_lab.tasks.kinds import kind_of
 
-    kind = kind_of(cfg.task.kind)
-    start = time.perf_counter()
-    data = kind.load(cfg.task, cfg.data)
-    seconds = {"load_data": time.perf_counter() - start}
     start = time.perf_counter()
     loaded = _model(OmegaConf.to_yaml(cfg.model, resolve=True))
+    machine = environment(loaded.device)  # before the work: the repository may change while it runs
     seconds["load_model"] = time.perf_counter() - start
     start = time.perf_counter()
     warm_up(cfg.executor, loaded.device)
     seconds["compile"] = time.perf_counter() - start
     reset_peak_memory(loaded.device)
     start = time.perf_counter()
-    found: Evaluation = kind.run(data, cfg, plan, loaded)
+    resumed = len(journal)
+    found: Evaluation = kind_of(cfg.task.kind).run(data, cfg, plan, loaded, journal)
     seconds["evaluate"] = time.perf_counter() - start
     record = describe(cfg, plan) | {
         "metrics": found.metrics,
@@ -116,14 +159,27 @@ def run_cell(cfg: Config, plan: Plan) -> tuple[dict[str, Any], list[dict[str, An
             "reserved_max": found.kv_reserved,
         },
         "tokens": {"computed": found.tokens_computed, "scored": found.tokens_scored},
-        "seconds": seconds,
+        "seconds": seconds | {"model": found.seconds},
+        "resumed_batches": resumed,
         "tokens_per_second": found.tokens_computed / found.seconds,
         "peak_memory_bytes": peak_memory_bytes(loaded.device),
         **found.details,
         "data": {"source": cfg.data.source, "origin": found.origin},
-        "environment": environment(loaded.device),
+        "environment": machine,
     }
     return record, found.samples
+
+
+@lru_cache(maxsize=4)
+def _data(task: str, source: str) -> tuple[Any, str]:
+    """What the task of this YAML evaluates, and its fingerprint; kept for the next cell of a sweep."""
+    from h2o_lab.cells import fingerprint
+    from h2o_lab.tasks.kinds import kind_of
+
+    task_cfg, data_cfg = OmegaConf.create(task), OmegaConf.create(source)
+    kind = kind_of(task_cfg.kind)
+    data = kind.load(task_cfg, data_cfg)
+    return data, fingerprint(kind.content(data, task_cfg))
 
 
 @lru_cache(maxsize=1)

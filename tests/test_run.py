@@ -53,6 +53,22 @@ def workplace(tmp_path_factory) -> Path:
 
 def run(folder: Path, *overrides: str, small: bool = True) -> subprocess.CompletedProcess[str]:
     """`python -m h2o_lab.run` in a folder, on the small model and data unless the overrides say otherwise."""
+    return subprocess.run(
+        command(*overrides, small=small),
+        cwd=folder,
+        env=surroundings(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def surroundings(folder: Path) -> dict[str, str]:
+    """Environment variables of a run in a folder."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "H2O_LAB_CACHE": str(folder / "cache"), "COLUMNS": "200"}
+
+
+def command(*overrides: str, small: bool = True) -> list[str]:
     defaults = {
         "model": "local",
         "model.path": "llama",
@@ -66,27 +82,18 @@ def run(folder: Path, *overrides: str, small: bool = True) -> subprocess.Complet
     words = [f"{key}={value}" for key, value in defaults.items() if small and key not in given]
     if "model" in given:
         words = [word for word in words if not word.startswith("model.")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "H2O_LAB_CACHE": str(folder / "cache"), "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "h2o_lab.run", *overrides, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return [sys.executable, "-m", "h2o_lab.run", *overrides, *words]
 
 
 def test_a_sweep_records_every_cell_and_prints_one_table(workplace):
     done = run(workplace, "-m", "policy=full,h2o,local", "budget=0.2,0.6", "results_dir=sweep", "tracker=wandb")
     assert done.returncode == 0, done.stderr
-    assert "6 cells, 0 without a result" in done.stdout
+    assert "6 cells, 0 without a result, 1 found finished" in done.stdout
     for word in ("full", "h2o", "local", "0.2", "0.6", "±", "KiB"):
         assert word in done.stdout
     frame = load(workplace / "sweep")
     assert sorted(zip(frame.policy, frame.budget.fillna(0), strict=True)) == [
-        ("full", 0),
-        ("full", 0),
+        ("full", 0),  # at every budget the same cell
         ("h2o", 0.2),
         ("h2o", 0.6),
         ("local", 0.2),
@@ -99,11 +106,43 @@ def test_a_sweep_records_every_cell_and_prints_one_table(workplace):
     h2o = frame[frame.policy == "h2o"].set_index("budget")
     assert h2o.loc[0.2, "k_max"] < h2o.loc[0.6, "k_min"]
     samples = load_samples(workplace / "sweep")
-    assert len(samples) == 6 * 5
+    assert len(samples) == 5 * 5
     (first,) = (workplace / "sweep").glob("*/0")
     assert yaml.safe_load((first / "config.yaml").read_text())["policy"]["_target_"] == "h2o_lab.policies.Full"
     assert list(first.glob("wandb/offline-run-*"))
     assert list((workplace / "sweep").glob("*/table.md"))
+
+
+def test_a_killed_cell_goes_on_where_it_stood_and_ends_the_same(workplace):
+    words = ["policy=h2o", "budget=0.5", "task.limit=18", "executor=reference", "task.batch_tokens=128"]
+    process = subprocess.Popen(command(*words, "results_dir=killed"), cwd=workplace, env=surroundings(workplace))
+    deadline, noted = time.monotonic() + 120, 0
+    while noted < 3 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+        noted = sum(file.read_bytes().count(b"\n") for file in (workplace / "killed").glob(".cells/*/journal.jsonl"))
+    assert process.poll() is None, "it is not over yet"
+    process.kill()
+    process.wait(20)
+    (journal,) = (workplace / "killed").glob(".cells/*/journal.jsonl")
+    noted = journal.read_bytes().count(b"\n")
+    again = run(workplace, *words, "results_dir=killed")
+    undisturbed = run(workplace, *words, "results_dir=undisturbed")
+    assert again.returncode == undisturbed.returncode == 0, again.stderr
+    frame, whole = load(workplace / "killed"), load(workplace / "undisturbed")
+    assert frame.loc[0, "resumed_batches"] == noted >= 3
+    assert whole.loc[0, "resumed_batches"] == 0
+    for column in ("acc", "acc_norm", "tokens.computed", "k_mean", "kv_bytes.reserved_max", "cell"):
+        assert frame.loc[0, column] == whole.loc[0, column]
+    one, other = (load_samples(workplace / name).drop(columns="path") for name in ("killed", "undisturbed"))
+    assert one.equals(other)
+    assert not list((workplace / "killed").glob(".cells/*/journal.jsonl"))
+
+    third = run(workplace, *words, "results_dir=killed")
+    assert "found finished in" in " ".join(third.stderr.split())
+    assert len(load(workplace / "killed")) == 1
+    forced = run(workplace, *words, "results_dir=killed", "resume=false")
+    assert forced.returncode == 0
+    assert len(load(workplace / "killed")) == 2
 
 
 def test_a_failing_cell_is_recorded_and_the_others_go_on(workplace):

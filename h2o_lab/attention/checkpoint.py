@@ -14,9 +14,14 @@ from h2o_lab.attention.cache import EvictionCache
 from h2o_lab.attention.caps import Caps
 from h2o_lab.attention.state import LayerState
 from h2o_lab.errors import UserError
-from h2o_lab.policies import SparsePolicy
+from h2o_lab.policies import Policy, SparsePolicy
 
 PER_ENTRY = ("keys", "values", "positions", "scores", "static", "evicted_at")
+
+
+def can_store(policy: Policy) -> bool:
+    """Whether a checkpoint holds all that a policy needs to go on: those that mask or look ahead keep more."""
+    return policy.causal and not isinstance(policy, SparsePolicy)
 
 
 def save_cache(cache: EvictionCache, file: Path, extra: dict[str, torch.Tensor], about: str) -> None:
@@ -31,7 +36,7 @@ def save_cache(cache: EvictionCache, file: Path, extra: dict[str, torch.Tensor],
     Raises:
         UserError: the policy keeps more than a checkpoint holds, or the file cannot be written.
     """
-    if isinstance(cache.policy, SparsePolicy) or cache.given is not None:
+    if not can_store(cache.policy):
         raise UserError(f"policy {cache.policy.name} cannot be stored: only policies that evict by themselves can.")
     tensors = {f"extra.{name}": tensor.contiguous() for name, tensor in extra.items()}
     for layer in cache.evicting:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from h2o_lab.errors import UserError
 from h2o_lab.results.collect import load
+from h2o_lab.results.store import RESULT
 from h2o_lab.results.table import sweep_table, write_table
 
 log = logging.getLogger(__name__)
@@ -51,11 +52,19 @@ class SweepSummary(Callback):
             console = Console(width=100)
         console.print(sweep_table(frame))
         bad = int((frame["status"] != "finished").sum())
+        asked, again = _count(folder)
+        found = f", {again} found finished" if again else ""
         console.print(
-            f"{len(frame)} cells, {bad} without a result. Results: {folder}, table: {markdown}",
+            f"{asked} cells, {bad} without a result{found}. Results: {folder}, table: {markdown}",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
         if bad or self._failed:
             sys.exit(1)
+
+
+def _count(folder: Path) -> tuple[int, int]:
+    """How many cells have a record below a folder, and how many of these were taken over."""
+    files = list(folder.rglob(RESULT))
+    return len(files), sum('"reused_from"' in file.read_text(encoding="utf-8", errors="replace") for file in files)

@@ -31,14 +31,14 @@ def load(*paths: Path | str) -> "DataFrame":
     Nested keys are joined by dots (`kv_bytes.resident_mean`, in bytes; `seconds.evaluate`), except the short
     names for metrics (`acc`, `acc_stderr`), `k_mean`, `k_min`, `k_max`, `git_commit` and `git_dirty`.
     A file that cannot be read is a row with status `unreadable` and the reason in `error`. `path` is the
-    result folder.
+    result folder. A copy that a restarted sweep took over (`reused_from`) is left out where its original is there.
 
     Raises:
         UserError: A path does not exist, or there is no result below any of them.
     """
     from pandas import DataFrame
 
-    frame = DataFrame([_row(file) for file in _find(paths, RESULT)])
+    frame = DataFrame(_originals([_row(file) for file in _find(paths, RESULT)]))
     return frame.reindex(columns=[*COLUMNS, *(name for name in frame.columns if name not in COLUMNS)])
 
 
@@ -54,14 +54,21 @@ def load_samples(*paths: Path | str) -> "DataFrame":
     from pandas import DataFrame
 
     rows: list[dict[str, Any]] = []
-    for file in _find(paths, SAMPLES):
-        result = _row(file.with_name(RESULT))
+    files = {str(file.parent): file for file in _find(paths, SAMPLES)}
+    for result in _originals([_row(file.with_name(RESULT)) for file in files.values()]):
+        file = files[result["path"]]
         cell = {name: result.get(name) for name in [*CELL, "path"]}
         samples, damaged = _read_lines(file)
         rows += [cell | sample for sample in samples]
         if damaged:
             log.warning("%s: %d damaged line(s) left out, %d read.", file, damaged, len(samples))
     return DataFrame(rows, columns=None if rows else [*CELL, "path"])
+
+
+def _originals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without copies of results that are among them."""
+    computed = {row.get("cell") for row in rows if row["status"] == "finished" and "reused_from" not in row}
+    return [row for row in rows if "reused_from" not in row or row.get("cell") not in computed]
 
 
 def flatten(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,27 @@ class ResultFolder:
         trace = "".join(traceback.format_exception(error))
         return self._conclude("failed", {**(known or {}), "error": sentence(error), "traceback": trace})
 
+    def adopt(self, finished: Path, origin: str) -> dict[str, Any]:
+        """Copy a finished result of the same cell into this folder; returns the record, with `reused_from`.
+
+        Args:
+            finished: its folder.
+            origin: how to name that folder.
+
+        Raises:
+            UserError: this folder holds a `result.json`, or a file cannot be read or written.
+        """
+        try:
+            record = json.loads((finished / RESULT).read_text(encoding="utf-8"))
+            samples = (finished / SAMPLES).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{finished} cannot be read ({error}): delete it, or use resume=false.") from error
+        _refuse_recorded(self.path)
+        record |= {"reused_from": origin}
+        write_atomic(self.path / SAMPLES, samples)
+        write_atomic(self.path / RESULT, to_json(record, indent=2) + "\n")
+        return record
+
     def _conclude(self, status: str, result: Mapping[str, Any]) -> dict[str, Any]:
         _refuse_recorded(self.path)
         head = {"schema": SCHEMA, "status": status, "started": self.started, "finished": _now()}

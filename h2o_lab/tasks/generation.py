@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from h2o_lab.attention import EvictionCache
 from h2o_lab.attention.hook import position_limit
+from h2o_lab.cells import fingerprint
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
 from h2o_lab.progress import progress
@@ -176,6 +177,14 @@ class Generations:
     kv_reserved: int
     seconds: float
 
+    def add(self, batch: Sequence[int], noted: dict[str, Any]) -> None:
+        """Take over what the prompts of these indices got, in the words of the journal."""
+        for i, result, k in zip(batch, noted["results"], noted["caps"], strict=True):
+            self.results[i], self.caps[i] = Generated(**result), k
+        self.cut += noted["cut"]
+        self.kv_reserved = max(self.kv_reserved, noted["kv_reserved"])
+        self.seconds += noted["seconds"]
+
     def evaluation(
         self,
         metrics: dict[str, float],
@@ -225,13 +234,23 @@ def generate_all(
                 wholes = [len(text) + sampling.max_new_tokens for text in texts]
                 ks = [budget.entries(len(text), whole) for text, whole in zip(texts, wholes, strict=True)]
                 ns = wholes if budget.base == "sequence" else None
-            start = time.perf_counter()
-            results, cache = generate(reader, tokenizer, texts, ks, sampling, names=batch, n=ns)
-            found.seconds += time.perf_counter() - start
-            for i, result, k in zip(batch, results, ks or cache.seen.tolist(), strict=True):
-                found.results[i], found.caps[i] = result, k
-            found.cut += int(cache.cut.sum())
-            found.kv_reserved = max(found.kv_reserved, cache.kv_bytes_peak)
+            before = reader.tokens
+            key = fingerprint("texts", batch, texts, ks, ns, asdict(sampling))
+            noted = reader.journal.recall(key)
+            if noted is None:
+                start = time.perf_counter()
+                results, cache = generate(reader, tokenizer, texts, ks, sampling, names=batch, n=ns)
+                noted = {
+                    "results": [asdict(result) for result in results],
+                    "caps": ks or cache.seen.tolist(),
+                    "cut": int(cache.cut.sum()),
+                    "kv_reserved": cache.kv_bytes_peak,
+                    "seconds": time.perf_counter() - start,
+                    "tokens": reader.tokens - before,
+                }
+                reader.journal.note(key, noted)
+            reader.tokens = before + noted["tokens"]
+            found.add(batch, noted)
             advance(len(batch))
     return found
 

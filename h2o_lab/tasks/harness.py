@@ -6,10 +6,12 @@ import logging
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
+from inspect import getsource
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from h2o_lab.cells import Journal
 from h2o_lab.config import Config, DataConfig, HarnessConfig
 from h2o_lab.errors import UserError
 from h2o_lab.tasks.evaluation import Evaluation, mean_and_error
@@ -37,6 +39,8 @@ FOLDERS = {
     "winogrande": "winogrande",
 }
 """Where lm-eval defines the paper's tasks: reading one folder takes milliseconds, reading all takes seconds."""
+NO_DEFINITION = ("custom_dataset", "dataset_path", "dataset_kwargs", "metadata", "num_fewshot")
+"""Keys of lm-eval's definition that say where rows lie, or are in our own configuration."""
 METRICS = ("acc", "acc_norm", "exact_match", "f1", "mcc")
 
 
@@ -164,7 +168,27 @@ def _from_rows(splits: _Splits) -> dict[str, Any]:
     return {"custom_dataset": lambda **_: tables, **names, f"{splits.asked}_split": splits.asked}
 
 
-def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluation:
+def content(data: TaskData, task: HarnessConfig) -> Any:
+    """lm-eval's definition of the task, the questions, and the rows that examples are drawn from."""
+    definition = {key: value for key, value in data.task.dump_config().items() if key not in NO_DEFINITION}
+    questions = data.task.eval_docs
+    count = min(task.limit or len(questions), len(questions))
+    examples = list(data.task.fewshot_docs()) if task.num_fewshot else []
+    return [_sources(definition), [questions[i] for i in range(count)], examples]
+
+
+def _sources(value: Any) -> Any:
+    """Plain values, with the source of functions in their place."""
+    if isinstance(value, dict):
+        return {str(key): _sources(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sources(item) for item in value]
+    if callable(value):
+        return getsource(value)
+    return value if value is None or isinstance(value, str | int | float) else repr(value)
+
+
+def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
     """Evaluate one cell."""
     scorer = Scorer(
         loaded.model,
@@ -175,6 +199,7 @@ def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluat
         cfg.executor,
         cfg.seed,
         cfg.task.batch_tokens,
+        journal=journal,
     )
     return evaluate(data, cast(HarnessConfig, cfg.task), scorer, loaded.tokenizer)
 

@@ -1,7 +1,8 @@
-"""The kinds of task, each a module with the same three functions.
+"""The kinds of task, each a module with the same four functions.
 
 `check(task, data, policy, prefill)` refuses what cannot work before anything slow starts, `load(task, data)` reads
-what is to be evaluated (no weights), and `run(loaded_data, cfg, plan, model)` evaluates it.
+what is to be evaluated (no weights), `content(loaded_data, task)` is what of it determines a result, in plain
+values, and `run(loaded_data, cfg, plan, model, journal)` evaluates it.
 """
 
 from __future__ import annotations

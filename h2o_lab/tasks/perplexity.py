@@ -14,8 +14,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from h2o_lab.attention import EvictionCache
-from h2o_lab.attention.checkpoint import load_cache, save_cache
+from h2o_lab.attention.checkpoint import can_store, load_cache, save_cache
 from h2o_lab.attention.hook import position_limit
+from h2o_lab.cells import Journal, fingerprint
 from h2o_lab.config import Config, DataConfig, PerplexityConfig
 from h2o_lab.data.texts import Text, load_texts
 from h2o_lab.errors import UserError
@@ -86,9 +87,14 @@ def load(task: PerplexityConfig, data: DataConfig) -> Texts:
     return Texts(texts[: task.limit], origin)
 
 
-def run(texts: Texts, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluation:
+def content(texts: Texts, task: PerplexityConfig) -> Any:
+    """Titles and texts."""
+    return [asdict(text) for text in texts.texts]
+
+
+def run(texts: Texts, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
     """Evaluate one cell."""
-    reader = Reader(loaded.model, plan.policy, cfg.prefill, cfg.positions, cfg.executor, cfg.seed)
+    reader = Reader.of(cfg, plan, loaded, journal)
     return evaluate(texts, cast(PerplexityConfig, cfg.task), plan.budget, reader, loaded.tokenizer)
 
 
@@ -108,11 +114,26 @@ class _Tally:
     kv_reserved: int = 0
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def add_cache(self, cache: EvictionCache, k: int | None) -> None:
-        self.caps += [k] * len(cache.seen) if k is not None else cache.seen.tolist()
-        self.cut += int(cache.cut.sum())
-        self.kv_resident += cache.kv_bytes_resident.tolist()
-        self.kv_reserved = max(self.kv_reserved, cache.kv_bytes_peak)
+    def add(self, part: dict[str, Any]) -> None:
+        """Take over a stream or a batch of windows, in the words of the journal."""
+        self.nats += part["nats"]
+        self.scored += part["scored"]
+        self.seconds += part["seconds"]
+        self.samples += part["samples"]
+        self.caps += part["caps"]
+        self.cut += part["cut"]
+        self.kv_resident += part["kv_resident"]
+        self.kv_reserved = max(self.kv_reserved, part["kv_reserved"])
+
+
+def _about_cache(cache: EvictionCache, k: int | None) -> dict[str, Any]:
+    """What a result says of a cache when its texts have been read."""
+    return {
+        "caps": [k] * len(cache.seen) if k is not None else cache.seen.tolist(),
+        "cut": int(cache.cut.sum()),
+        "kv_resident": cache.kv_bytes_resident.tolist(),
+        "kv_reserved": cache.kv_bytes_peak,
+    }
 
 
 def evaluate(
@@ -196,27 +217,33 @@ class _Course:
 def _stream(tally: _Tally, text: Text, ids, task: PerplexityConfig, budget: Budget | None, reader, advance) -> None:
     """One pass; a sample for every stretch of `every` tokens."""
     k = budget.entries(len(ids), len(ids)) if budget is not None else None
-    file = Path(task.checkpoint) if task.checkpoint is not None else None
-    about = _fingerprint(ids, k, reader, task)
-    course, cache = _Course(), None
-    if file is not None and file.exists():
-        course, cache = _restore(file, reader, k, len(ids), about)
-        tally.read_before += course.scored
-        advance(course.scored)
-    stored = course.scored
-    for part in read_chunks(reader, ids[None], k, chunk=task.chunk, cache=cache):
-        course.add(part, text, task.every)
-        advance(part.losses.shape[1])
-        cache = part.cache
-        if file is not None and course.scored - stored >= task.checkpoint_every:
-            _store(file, course, cache, about)
-            stored = course.scored
-    assert cache is not None
-    tally.samples += course.samples
-    tally.nats += course.nats
-    tally.scored += course.scored
-    tally.seconds += course.seconds
-    tally.add_cache(cache, k)
+    about = _about_stream(ids, k, reader, task)
+    key = fingerprint("stream", about)
+    noted = reader.journal.recall(key)
+    if noted is None:
+        file = reader.journal.beside(f"{key}.safetensors") if can_store(reader.policy) else None
+        if task.checkpoint is not None:
+            file = Path(task.checkpoint)
+        course, cache = _Course(), None
+        if file is not None and file.exists():
+            course, cache = _restore(file, reader, k, len(ids), about)
+            tally.read_before += course.scored
+            advance(course.scored)
+        stored = course.scored
+        for part in read_chunks(reader, ids[None], k, chunk=task.chunk, cache=cache):
+            course.add(part, text, task.every)
+            advance(part.losses.shape[1])
+            cache = part.cache
+            if file is not None and course.scored - stored >= task.checkpoint_every:
+                _store(file, course, cache, about)
+                stored = course.scored
+        assert cache is not None
+        noted = asdict(course) | _about_cache(cache, k)
+        reader.journal.note(key, noted)
+    else:
+        tally.read_before += noted["scored"]
+        advance(noted["scored"])
+    tally.add(noted)
 
 
 def _store(file: Path, course: _Course, cache: EvictionCache, about: str) -> None:
@@ -224,7 +251,7 @@ def _store(file: Path, course: _Course, cache: EvictionCache, about: str) -> Non
     save_cache(cache, file, {"course": torch.frombuffer(bytearray(notes), dtype=torch.uint8)}, about)
 
 
-def _fingerprint(ids: torch.Tensor, k: int | None, reader: Reader, task: PerplexityConfig) -> str:
+def _about_stream(ids: torch.Tensor, k: int | None, reader: Reader, task: PerplexityConfig) -> str:
     """What must be the same for a stream to go on."""
     text = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
     model = f"{type(reader.model).__name__} {reader.model.config.name_or_path} {reader.model.dtype}"
@@ -256,18 +283,26 @@ def _windows(
         batch = torch.stack([ids[start : start + length] for start in starts])
         k = budget.entries(length, length) if budget is not None else None
         before = reader.tokens
-        chunks = list(read_chunks(reader, batch, k, chunk=length))
-        losses = torch.cat([part.losses for part in chunks], dim=1)
-        tally.seconds += sum(part.seconds for part in chunks)
-        tally.add_cache(chunks[-1].cache, k)
-        for start, row, count in zip(starts, losses, scored, strict=True):
-            kept = row[len(row) - count :]
-            tally.nats += kept.double().sum().item()
-            tally.scored += count
-            tally.samples.append(
-                {"title": text.title, "start": start, "tokens": count, "perplexity": perplexity(kept), "k": k}
-            )
-        advance(reader.tokens - before)
+        key = fingerprint("windows", text.title, starts, batch, k, scored)
+        noted = reader.journal.recall(key)
+        if noted is None:
+            chunks = list(read_chunks(reader, batch, k, chunk=length))
+            losses = torch.cat([part.losses for part in chunks], dim=1)
+            kept = [row[len(row) - count :] for row, count in zip(losses, scored, strict=True)]
+            noted = {
+                "nats": sum(row.double().sum().item() for row in kept),
+                "scored": sum(scored),
+                "seconds": sum(part.seconds for part in chunks),
+                "tokens": reader.tokens - before,
+                "samples": [
+                    {"title": text.title, "start": start, "tokens": len(row), "perplexity": perplexity(row), "k": k}
+                    for start, row in zip(starts, kept, strict=True)
+                ],
+            } | _about_cache(chunks[-1].cache, k)
+            reader.journal.note(key, noted)
+        reader.tokens = before + noted["tokens"]
+        tally.add(noted)
+        advance(noted["tokens"])
 
 
 def _batches(length: int, task: PerplexityConfig) -> Iterator[tuple[list[int], int, list[int]]]:

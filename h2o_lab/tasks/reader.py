@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -12,8 +13,14 @@ from transformers import PreTrainedModel
 from h2o_lab.attention import EvictionCache, eviction_attention
 from h2o_lab.attention.feeding import calls, column_sums
 from h2o_lab.attention.hook import position_limit
+from h2o_lab.cells import Journal
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Policy
+
+if TYPE_CHECKING:
+    from h2o_lab.checks import Plan
+    from h2o_lab.config import Config
+    from h2o_lab.models import LoadedModel
 
 
 @dataclass
@@ -27,6 +34,7 @@ class Reader:
         positions: `original` or `rolling` (see `eviction_attention`).
         executor: see `attend`.
         seed: seed of policies that draw.
+        journal: remembers what has been evaluated; see `h2o_lab.cells`.
 
     Attributes:
         tokens: tokens fed to the model so far, first passes included.
@@ -38,7 +46,13 @@ class Reader:
     positions: str = "original"
     executor: str = "auto"
     seed: int = 0
+    journal: Journal = field(default_factory=Journal)
     tokens: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Reader:
+        """The reader of a cell."""
+        return cls(loaded.model, plan.policy, cfg.prefill, cfg.positions, cfg.executor, cfg.seed, journal)
 
     @contextmanager
     def open(self) -> Iterator[None]:

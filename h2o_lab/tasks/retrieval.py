@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from h2o_lab.cells import Journal
 from h2o_lab.config import Config, DataConfig, RetrievalConfig
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
@@ -48,9 +50,14 @@ def load(task: RetrievalConfig, data: DataConfig) -> Facts:
     return load_facts(task, data)
 
 
-def run(facts: Facts, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluation:
+def content(facts: Facts, task: RetrievalConfig) -> Any:
+    """The rows or seeds that the questions are made of."""
+    return [type(facts).__name__, asdict(cast(Any, facts))]
+
+
+def run(facts: Facts, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
     """Evaluate one cell."""
-    reader = Reader(loaded.model, plan.policy, cfg.prefill, cfg.positions, cfg.executor, cfg.seed)
+    reader = Reader.of(cfg, plan, loaded, journal)
     return evaluate(facts, cast(RetrievalConfig, cfg.task), plan.budget, reader, loaded.tokenizer)
 
 

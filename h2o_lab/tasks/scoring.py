@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
 from h2o_lab.attention import EvictionCache
 from h2o_lab.attention.hook import position_limit
+from h2o_lab.cells import Journal, fingerprint
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
 from h2o_lab.tasks.reader import Reader
@@ -91,6 +92,7 @@ class Scorer:
         executor: see `attend`.
         seed: seed of policies that draw.
         batch_tokens: upper bound on the padded tokens of one forward pass (one unit is always run).
+        journal: remembers what has been scored; see `h2o_lab.cells`.
     """
 
     model: PreTrainedModel
@@ -101,10 +103,13 @@ class Scorer:
     executor: str = "auto"
     seed: int = 0
     batch_tokens: int = 2048
+    journal: Journal = field(default_factory=Journal)
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
-        self.reader = Reader(self.model, self.policy, self.prefill, self.positions, self.executor, self.seed)
+        self.reader = Reader(
+            self.model, self.policy, self.prefill, self.positions, self.executor, self.seed, self.journal
+        )
 
     def score(
         self, questions: Sequence[Sequence[Choice]], advance: Callable[[int], None] = lambda choices: None
@@ -117,15 +122,33 @@ class Scorer:
         self._check_lengths(questions)
         units = [unit for index, choices in enumerate(questions) for unit in self._units(index, choices)]
         scores: dict[tuple[int, int], Score] = {}
-        start, run = time.perf_counter(), self._run if self.policy.causal else self._run_whole
         with self.reader.open():
             for batch in self._batches(units):
                 keys = [key for unit in batch for key in unit.key]
-                scores.update(zip(keys, run(batch), strict=True))
+                scores.update(zip(keys, self._remembered(batch), strict=True))
                 advance(len(keys))
-        self.cost.seconds += time.perf_counter() - start
         self.cost.tokens_computed = self.reader.tokens
         return [[scores[i, j] for j in range(len(choices))] for i, choices in enumerate(questions)]
+
+    def _remembered(self, batch: list[Unit]) -> list[Score]:
+        """The scores of a batch: from the journal, or computed and noted there."""
+        journal, before = self.reader.journal, self.reader.tokens
+        key = fingerprint("scores", [[u.prefix, [c.tokens for c in u.choices], u.k, u.n] for u in batch])
+        noted = journal.recall(key)
+        if noted is None:
+            start = time.perf_counter()
+            scores = self._run(batch) if self.policy.causal else self._run_whole(batch)
+            noted = {
+                "scores": [asdict(score) for score in scores],
+                "seconds": time.perf_counter() - start,
+                "tokens": self.reader.tokens - before,
+                "kv_bytes_reserved": self.cost.kv_bytes_reserved,
+            }
+            journal.note(key, noted)
+        self.reader.tokens = before + noted["tokens"]
+        self.cost.seconds += noted["seconds"]
+        self.cost.kv_bytes_reserved = max(self.cost.kv_bytes_reserved, noted["kv_bytes_reserved"])
+        return [Score(**score) for score in noted["scores"]]
 
     def _check_lengths(self, questions: Sequence[Sequence[Choice]]) -> None:
         limit = position_limit(self.model.config)

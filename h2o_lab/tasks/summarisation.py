@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from h2o_lab.cells import Journal
 from h2o_lab.config import Config, DataConfig, SummarisationConfig
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
@@ -79,10 +80,15 @@ def load(task: SummarisationConfig, data: DataConfig) -> Documents:
     return Documents(chosen[: task.limit], pool, f"{rows.origin}, split {asked}")
 
 
-def run(documents: Documents, cfg: Config, plan: Plan, loaded: LoadedModel) -> Evaluation:
+def content(documents: Documents, task: SummarisationConfig) -> Any:
+    """The documents, and those that examples are drawn from."""
+    return [documents.rows, documents.pool if task.num_fewshot else []]
+
+
+def run(documents: Documents, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
     """Summarise every document, with its prompt read as `prefill` says."""
     task = cast(SummarisationConfig, cfg.task)
-    reader = Reader(loaded.model, plan.policy, cfg.prefill, cfg.positions, cfg.executor, cfg.seed)
+    reader = Reader.of(cfg, plan, loaded, journal)
     return evaluate(documents, task, plan.budget, reader, loaded.tokenizer)
 
 

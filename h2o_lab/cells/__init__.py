@@ -1,0 +1,7 @@
+"""Cells that are computed once: what makes two the same, where they are kept, and how far they have come."""
+
+from h2o_lab.cells.cell import Cell
+from h2o_lab.cells.fingerprint import fingerprint, fingerprint_files
+from h2o_lab.cells.journal import Journal
+
+__all__ = ["Cell", "Journal", "fingerprint", "fingerprint_files"]

@@ -1,0 +1,227 @@
+"""Cells that are computed once: journals, claims, what makes two cells the same."""
+
+import errno
+import json
+import multiprocessing
+import os
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from h2o_lab.cells import Cell, Journal, fingerprint, fingerprint_files
+from h2o_lab.cells.identity import identity, name_of
+from h2o_lab.checks import Plan, build_policy
+from h2o_lab.config import config_dir, register
+from h2o_lab.errors import UserError
+from h2o_lab.policies import Budget
+from h2o_lab.results import load, load_samples, open_result
+
+# Journals
+
+
+def test_a_journal_remembers_across_processes(tmp_path):
+    file = tmp_path / "deep" / "journal.jsonl"
+    values = {"a": [1, 0.1 + 0.2], "b": {"text": "ü\n\ud800"}}
+    for key, value in values.items():
+        Journal(file).note(key, value)
+    again = Journal(file)
+    assert len(again) == 2
+    assert again.recall("a") == [1, 0.30000000000000004]
+    assert again.recall("b") == values["b"]
+    assert again.recall("c") is None
+
+
+@pytest.mark.parametrize(
+    "end", [b'["c", 1', b'["c", 1]\n["d"', b'["c", 1]\ngarbage\n["e", 2]\n', b"\x00\x00\n", b""]
+)
+def test_a_line_cut_short_is_forgotten_and_the_next_starts_anew(tmp_path, end):
+    file = tmp_path / "journal.jsonl"
+    Journal(file).note("a", 1)
+    with file.open("ab") as stream:
+        stream.write(end)
+    Journal(file).note("z", 26)
+    again = Journal(file)
+    assert (again.recall("a"), again.recall("z")) == (1, 26)
+    assert (again.recall("c") == 1) == end.startswith(b'["c", 1]\n')
+    assert [json.loads(line)[0] for line in file.read_bytes().splitlines()] == [*again._known]
+
+
+def test_without_a_file_nothing_is_remembered(tmp_path):
+    journal = Journal()
+    journal.note("a", 1)
+    assert journal.recall("a") is None
+    assert journal.beside("x") is None
+    assert Journal(tmp_path / "j").beside("x") == tmp_path / "x"
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="Cannot write .*journal: No space left on device; make room"):
+        Journal(tmp_path / "journal").note("a", 1)
+
+
+# Fingerprints
+
+
+def test_fingerprints_follow_content():
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"a": 1, "b": 2})
+    assert fingerprint("ab", "c") != fingerprint("a", "bc")
+    assert fingerprint(1) != fingerprint("1")
+
+
+def test_fingerprints_of_files_follow_names_sizes_and_both_ends(tmp_path):
+    def of(content: bytes, name="weights"):
+        (tmp_path / name).write_bytes(content)
+        return fingerprint_files([tmp_path / name])
+
+    large = bytes(5 * 2**20)
+    seen = {of(large), of(b"x" + large[1:]), of(large[1:] + b"x"), of(large[1:]), of(large, "other")}
+    assert len(seen) == 5
+    assert of(large) in seen
+
+
+# Identity
+
+
+@pytest.fixture
+def named():
+    """The name of the cell that these overrides describe."""
+
+    register()
+
+    def name(*overrides, data="rows", model="weights"):
+        with initialize_config_dir(str(config_dir()), version_base="1.3"):
+            cfg = compose("config", list(overrides))
+        policy = build_policy(cfg.policy)
+        budget = Budget(cfg.budget, cfg.budget_tokens, cfg.budget_base) if policy.budgeted else None
+        return name_of(identity(cfg, Plan(policy, budget), data, model))
+
+    return name
+
+
+def test_what_changes_no_result_changes_no_name(named):
+    cell = named("budget=0.2")
+    assert cell == named("budget=0.2", "results_dir=elsewhere", "tracker=none", "resume=false")
+    assert cell == named("budget=0.2", "model.device=cpu", "data=folder", "data.dir=x")
+    assert cell == named("budget=0.2", "policy.recent_fraction=0.5"), "the default, said aloud"
+    assert named("policy=full", "budget=0.2") == named("policy=full", "budget=0.6") == named("policy=full")
+
+
+def test_what_changes_a_result_changes_the_name(named):
+    changes = [
+        *[
+            "budget=0.4",
+            "budget_base=sequence",
+            "prefill=full",
+            "positions=rolling",
+            "executor=reference",
+            "seed=1",
+        ],
+        *["policy=local", "policy.recent_fraction=0.4", "policy.scope=layer", "task=openbookqa", "task.limit=7"],
+        *["task.num_fewshot=0", "task.fewshot_seed=1", "model.dtype=bfloat16", "model.name=other"],
+    ]
+    names = [named("budget=0.2"), named("budget=0.2", data="x"), named("budget=0.2", model="x")]
+    names += [named("budget_tokens=20")] + [
+        named("budget=0.2", change) for change in changes if "budget=" not in change
+    ]
+    names.append(named("budget=0.4"))
+    assert len(set(names)) == len(names)
+
+
+# Claims
+
+
+def finished(root, cell, number="0", **more):
+    """A finished record of the cell, as a run leaves it."""
+    result = open_result(root / number)
+    journal = cell.begin(result)
+    journal.note("half", 1)
+    result.write_samples([{"doc_id": 0}])
+    result.finish({"cell": cell.name, "policy": "h2o", "metrics": {"acc": 1.0}, "main_metric": "acc"} | more)
+    cell.conclude()
+    return result.path
+
+
+def test_a_finished_cell_is_taken_over_whole(tmp_path):
+    cell = Cell(tmp_path, "abc")
+    with cell.claimed():
+        assert cell.finished() is None
+        path = finished(tmp_path, cell)
+        assert cell.finished() == path
+        copy = open_result(tmp_path / "later" / "3")
+        record = cell.reuse(path, copy)
+    assert record["reused_from"] == "0"
+    assert load(tmp_path / "later").loc[0, "acc"] == 1.0
+    assert load_samples(tmp_path / "later")["doc_id"].tolist() == [0]
+    assert load(tmp_path)["path"].tolist() == [str(path)], "a copy is left out beside its original"
+    assert len(load_samples(tmp_path)) == 1
+
+
+def test_a_killed_cell_goes_on_and_a_finished_one_is_forgotten(tmp_path):
+    cell = Cell(tmp_path, "abc")
+    with cell.claimed():
+        cell.begin(open_result(tmp_path / "0")).note("half", 1)
+        assert cell.finished() is None
+        again = cell.begin(open_result(tmp_path / "1"))
+        assert again.recall("half") == 1
+        finished(tmp_path, cell, "2")
+        assert cell.begin(open_result(tmp_path / "3")).recall("half") is None
+
+
+@pytest.mark.parametrize("damage", ["delete", "cut", "failed", "another cell"])
+def test_only_a_whole_finished_record_of_this_cell_counts(tmp_path, damage):
+    cell = Cell(tmp_path, "abc")
+    with cell.claimed():
+        file = finished(tmp_path, cell) / "result.json"
+        record = json.loads(file.read_text())
+        if damage == "delete":
+            file.unlink()
+        elif damage == "cut":
+            file.write_text(file.read_text()[:40])
+        else:
+            record |= {"status": "failed"} if damage == "failed" else {"cell": "xyz"}
+            file.write_text(json.dumps(record))
+        assert cell.finished() is None
+
+
+def test_anew_forgets_what_was_half_done(tmp_path):
+    cell = Cell(tmp_path, "abc")
+    with cell.claimed():
+        journal = cell.begin(open_result(tmp_path / "0"))
+        journal.note("half", 1)
+        journal.beside("stream.safetensors").write_bytes(b"x")
+        assert len(cell.begin(open_result(tmp_path / "1"), anew=True)) == 0
+        assert not (cell.place / "stream.safetensors").exists()
+
+
+def _hold(root, held, release):
+    with Cell(root, "abc").claimed():
+        held.set()
+        release.wait(20)
+
+
+def test_a_second_process_waits_for_the_first(tmp_path, caplog):
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(tmp_path, held, release))
+    other.start()
+    try:
+        assert held.wait(60)
+        caplog.set_level("INFO", logger="h2o_lab")
+        context.Process(target=_later, args=(release,)).start()
+        with Cell(tmp_path, "abc").claimed():
+            assert release.is_set(), "not before the other let go"
+        assert "another process works on it" in caplog.text
+    finally:
+        release.set()
+        other.join(20)
+
+
+def _later(release):
+    import time
+
+    time.sleep(0.5)
+    release.set()
