@@ -32,6 +32,9 @@ class ModelConfig:
     """`auto` (cuda if there is one, else cpu) or a torch device; excludes `device_map`."""
     device_map: str | None = None
     """accelerate's placement, for example `auto`."""
+    max_memory: dict[str, str] | None = None
+    """With `device_map`: most memory of each device, as `{0: 40GiB, cpu: 100GiB}`. What fits none of them is read
+    from the checkpoint's own files when it is needed."""
     trust_remote_code: bool = False
     """Whether code from the model's repository may run."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from h2o_lab.config import ModelConfig
 from h2o_lab.errors import UserError
-from h2o_lab.models.placement import parse_device, parse_dtype
+from h2o_lab.models.placement import input_device, most_memory, parse_device, parse_dtype
 from h2o_lab.models.sources import label, located
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ def load_model(cfg: ModelConfig) -> LoadedModel:
         tokenizer = _read_tokenizer(cfg, where, options)
         model = _read_weights(cfg, where, options | {"config": config, "dtype": dtype}, device)
     model.eval().requires_grad_(False)
-    log.info("loaded %s on %s in %.1f s", cfg.name, model.device, time.perf_counter() - start)
-    return LoadedModel(model, tokenizer, cfg.name, model.device)
+    place = input_device(model)
+    log.info("loaded %s on %s in %.1f s", cfg.name, place, time.perf_counter() - start)
+    return LoadedModel(model, tokenizer, cfg.name, place)
 
 
 def _read_config(cfg: ModelConfig, where: str, options: dict[str, Any]) -> PretrainedConfig:
@@ -112,7 +113,7 @@ def _read_weights(
     from transformers import AutoModelForCausalLM
 
     if device is None:
-        options = options | {"device_map": cfg.device_map}
+        options = options | {"device_map": cfg.device_map, "max_memory": most_memory(cfg)}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **options

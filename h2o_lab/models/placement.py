@@ -9,6 +9,7 @@ from h2o_lab.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -34,6 +35,8 @@ def parse_device(cfg: ModelConfig) -> torch.device | None:
         UserError: an unknown or absent device, an unknown `device_map`, or both keys at once.
     """
     if cfg.device_map is None:
+        if cfg.max_memory is not None:
+            raise UserError("model.max_memory is for a model that is split: set model.device_map=auto too.")
         return _device(cfg.device)
     if cfg.device_map not in DEVICE_MAPS:
         raise UserError(
@@ -45,6 +48,20 @@ def parse_device(cfg: ModelConfig) -> torch.device | None:
             "model.device=auto or model.device_map=null."
         )
     return None
+
+
+def most_memory(cfg: ModelConfig) -> dict[int | str, str] | None:
+    """`max_memory` with the numbers of GPUs as numbers, as accelerate wants it."""
+    if cfg.max_memory is None:
+        return None
+    return {int(name) if str(name).isdigit() else str(name): size for name, size in cfg.max_memory.items()}
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where a model's inputs go: a part that is kept on the disk has no device of its own."""
+    import torch
+
+    return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 def _device(name: str) -> torch.device:

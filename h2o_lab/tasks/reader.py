@@ -15,6 +15,7 @@ from h2o_lab.attention.feeding import calls, column_sums
 from h2o_lab.attention.hook import position_limit
 from h2o_lab.cells import Journal
 from h2o_lab.errors import UserError
+from h2o_lab.models.placement import input_device
 from h2o_lab.policies import Policy
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Reader:
         column = torch.arange(width)
         mask = column < lengths[:, None]
         positions = seen[:, None] + torch.minimum(column, (lengths - 1).clamp(min=0)[:, None])
-        device = self.model.device
+        device = input_device(self.model)
         return ids.to(device), mask.to(device), positions.to(device)
 
 
