@@ -35,7 +35,14 @@ def read_jsonl(file: Path, convert: Callable[[Any], Row]) -> list[Row]:
 
 def _row(line: bytes, convert: Callable[[Any], Row], where: str) -> Row:
     try:
-        return convert(json.loads(line.decode("utf-8")))
+        row = json.loads(line.decode("utf-8"))
+        if b"\\ud" in line.lower():  # half a character, which an escape can say and no tokenizer takes
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+        return convert(row)
+    except RecursionError as error:
+        raise UserError(f"{where}: nested too deep to be read, one flat object a line is allowed.") from error
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: a lone surrogate ({error.object[error.start]!r}) is no character.") from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"{where}: byte {error.start + 1} is not UTF-8, which is the only encoding allowed."

@@ -71,12 +71,12 @@ class Policy:
     """k falls linearly over the layers, from k (1 + taper) to k (1 - taper); the mean stays k."""
 
     def __post_init__(self) -> None:
-        check_number(self, "recent_fraction", 0, 1, float)
-        check_number(self, "recent_tokens", 1, math.inf, int)
+        check_number(self, "recent_fraction", 0, 1, float, optional=True)
+        check_number(self, "recent_tokens", 1, math.inf, int, optional=True)
         check_number(self, "sink_tokens", 0, math.inf, int)
         check_number(self, "pattern_fraction", 0, 1, float)
-        check_number(self, "stride", 1, math.inf, int)
-        check_number(self, "block", 1, math.inf, int)
+        check_number(self, "stride", 1, math.inf, int, optional=True)
+        check_number(self, "block", 1, math.inf, int, optional=True)
         check_number(self, "block_tail", 1, math.inf, int)
         check_number(self, "taper", -0.9, 0.9, float)
         check_word(self, "group_reduce", ("sum", "max"))

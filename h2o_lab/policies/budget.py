@@ -39,7 +39,7 @@ class Budget:
             raise UserError("no budget is set: set budget to a fraction in (0, 1], or budget_tokens to 2 or more.")
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise UserError(f"budget={self.fraction} is out of range: budget must be in (0, 1].")
-        if self.tokens is not None and self.tokens < SMALLEST:
+        if self.tokens is not None and not SMALLEST <= self.tokens < 2**31:
             raise UserError(
                 f"budget_tokens={self.tokens} is out of range: budget_tokens must be {SMALLEST} or more."
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from h2o_lab.errors import UserError
@@ -12,15 +11,22 @@ if TYPE_CHECKING:
     from h2o_lab.policies.base import Policy
 
 
-def check_number(policy: Policy, field: str, low: float, high: float, kind: type) -> None:
-    """Refuse a value that is no number of this kind, or out of its range; None is allowed."""
+LARGEST = 2**31 - 1
+"""Of whole numbers: positions are 32 bits wide."""
+
+
+def check_number(
+    policy: Policy, field: str, low: float, high: float, kind: type, *, optional: bool = False
+) -> None:
+    """Refuse a value that is no number of this kind, or out of its range; None where it is optional."""
     value = getattr(policy, field)
-    if value is None:
+    if value is None and optional:
         return
+    high = min(high, LARGEST)
     right_type = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not right_type or not low <= value <= high:
         word = "a number" if kind is float else "a whole number"
-        upper = f"to {high:g}" if high < math.inf else "or more"
+        upper = f"to {high:g}" if high < LARGEST else "or more"
         raise UserError(f"policy {policy.name}: {field} must be {word}, {low:g} {upper}, and is {value!r}.")
 
 
