@@ -22,7 +22,7 @@ from h2o_lab.config import DataConfig, ModelConfig
 from h2o_lab.data import load_rows
 from h2o_lab.errors import UserError
 from h2o_lab.models import LoadedModel
-from h2o_lab.results import open_result
+from h2o_lab.results import environment, open_result
 
 logger = logging.getLogger("h2o_lab.experiments")
 
@@ -65,6 +65,7 @@ def record(
     try:
         result = open_result(Path(args.results_dir) / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}")
         result.write_config(vars(args))
+        environment()  # its commit is that of the code that runs, whatever is committed meanwhile
         try:
             _set_threads(args.threads)
             found, samples = run()

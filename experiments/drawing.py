@@ -17,7 +17,7 @@ import h2o_lab
 from h2o_lab import log
 from h2o_lab.errors import UserError
 from h2o_lab.results import load
-from h2o_lab.results.environment import git_state
+from h2o_lab.results.environment import own_git_state
 
 logger = logging.getLogger("h2o_lab.experiments")
 
@@ -71,7 +71,7 @@ def draw_command(name: str, description: str | None, draw: Callable[[pd.DataFram
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PDF and PNG, with the command and the commit in their metadata."""
     folder.mkdir(parents=True, exist_ok=True)
-    git = git_state(Path(h2o_lab.__file__).parent)
+    git = own_git_state()
     commit = f"{git['commit']}{' and changes' if git['dirty'] else ''}" if git else "no repository"
     about = f"python -m experiments.{name}; h2o_lab {h2o_lab.__version__}, commit {commit}"
     pdf, png = folder / f"{name}.pdf", folder / f"{name}.png"

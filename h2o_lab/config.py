@@ -171,6 +171,8 @@ class TrackerConfig:
     """W&B mode: `online`, `offline`, or `auto` (online where a key is configured, else offline)."""
     group: str | None = None
     """W&B group; null for the sweep's own."""
+    tags: list[str] = field(default_factory=list)
+    """W&B tags."""
 
 
 @dataclass

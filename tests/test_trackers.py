@@ -41,7 +41,8 @@ def no_account(monkeypatch, tmp_path):
 def start(folder, mode="auto", name="wandb", **fields):
     folder.mkdir(exist_ok=True)
     cfg = TrackerConfig(name=name, mode=mode, **fields)
-    return tracker(cfg, {"policy": {"name": "h2o"}, "budget": 0.2}, folder, group="the-sweep", name="h2o-0.2")
+    config = {"policy": {"name": "h2o"}, "budget": 0.2, "task": {"kind": "harness"}}
+    return tracker(cfg, config, folder, group="the-sweep", name="h2o-0.2")
 
 
 def records(folder):
@@ -96,10 +97,11 @@ def test_what_is_unknown_is_named_with_what_is_allowed(tmp_path, field, value):
 
 def test_an_offline_run_holds_config_summary_group_and_questions(tmp_path, caplog):
     samples = [{"doc_id": 0, "acc": 1.0, "options": ["a", "b"]}, {"doc_id": 1, "target": "é"}]
-    with caplog.at_level(logging.INFO), start(tmp_path / "cell") as run:
+    with caplog.at_level(logging.INFO), start(tmp_path / "cell", tags=["mine"]) as run:
         run.log(RESULT, samples)
     begun = next(record.run for record in records(tmp_path / "cell") if record.HasField("run"))
     assert (begun.project, begun.run_group, begun.display_name) == ("h2o_lab", "the-sweep", "h2o-0.2")
+    assert (begun.job_type, list(begun.tags)) == ("harness", ["mine"])
     config = {item.key: json.loads(item.value_json) for item in begun.config.update}
     assert (config["policy"], config["budget"]) == ({"name": "h2o"}, 0.2)
     found = summary(tmp_path / "cell")

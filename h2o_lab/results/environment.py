@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ def environment(device: "torch.device | str | None" = None) -> dict[str, Any]:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return {
         "versions": {"python": platform.python_version(), "h2o_lab": __version__} | _versions(),
-        "git": git_state(Path(__file__).resolve().parents[1]),
+        "git": own_git_state(),
         "platform": platform.platform(),
         "cpu": {
             "model": _cpu_model(),
@@ -69,6 +70,12 @@ def reset_peak_memory(device: "torch.device | str") -> None:
 
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(torch.device(device))
+
+
+@lru_cache
+def own_git_state() -> dict[str, Any] | None:
+    """Of this package, asked once in a process: what is edited while it runs is not what it runs."""
+    return git_state(Path(__file__).resolve().parents[1])
 
 
 def git_state(package: Path) -> dict[str, Any] | None:
