@@ -1,6 +1,7 @@
 """Where a fact is still found: accuracy by depth and budget, for each policy.
 
-python -m h2o_lab.run -m +experiment=retrieval
+python -m h2o_lab.run -m +experiment=needle
+    python -m h2o_lab.run -m +experiment=kv_retrieval
 python -m experiments.retrieval results
 """
 
@@ -30,7 +31,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     runs = frame[frame["task"].isin(TASKS)]
     if runs.empty:
         raise UserError(
-            f"no finished run of {', '.join(TASKS)} is there: run python -m h2o_lab.run -m +experiment=retrieval."
+            f"no finished run of {', '.join(TASKS)} is there: run python -m h2o_lab.run -m +experiment=needle."
         )
     runs = newest(runs, ["model", "task", "policy", "budget", "budget_tokens"])
     tasks = [task for task in TASKS if task in set(runs["task"])]
