@@ -33,6 +33,7 @@ def main() -> None:
     made.add_argument("--data-dir", required=True, help="a folder that holds piqa/<split>.jsonl")
     made.add_argument("--limit", type=int, default=12)
     made.add_argument("--kills", type=int, default=20)
+    made.add_argument("--spread", type=float, default=4.0, help="seconds after work begins, at most, to the kill")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", default="results/killed", help="a new folder")
     args = made.parse_args()
@@ -45,26 +46,20 @@ def main() -> None:
         *[f"model.path={','.join(args.models)}", "model=local", "data=folder", f"data.dir={args.data_dir}"],
         *[f"task.limit={args.limit}", "task.num_fewshot=2", "task.batch_tokens=512", "tracker=none"],
     ]
-    start = time.perf_counter()
     subprocess.run([*sweep, f"results_dir={out / 'undisturbed'}"], check=True, stdout=subprocess.DEVNULL)
-    whole = time.perf_counter() - start
-    logger.info("undisturbed: %.0f s", whole)
 
     draw = random.Random(args.seed)
     killed, faults = out / "killed", []
     before = Progress(killed)
     kills = 0
     while True:
-        process = subprocess.Popen(
-            [*sweep, f"results_dir={killed}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        wait = draw.uniform(0, whole / 2) if kills < args.kills else None
-        try:
-            _, said = process.communicate(timeout=wait)
-        except subprocess.TimeoutExpired:
+        command = [*sweep, f"results_dir={killed}"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if kills < args.kills and wait_for_work(process, killed, draw):
+            time.sleep(draw.uniform(0, args.spread))
             process.kill()
-            process.communicate()
             kills += 1
+        _, said = process.communicate()
         after = Progress(killed)
         faults += after.faults + before.lost(after)
         logger.info(
@@ -79,6 +74,22 @@ def main() -> None:
     faults += differences(out / "undisturbed", killed)
     logger.info("%d kills; %s", kills, "the sweeps agree" if not faults else "; ".join(faults))
     sys.exit(1 if faults else 0)
+
+
+def wait_for_work(process: subprocess.Popen[bytes], root: Path, draw: random.Random) -> bool:
+    """Until the sweep has opened a cell or noted a batch, three times out of four; False where it ended before."""
+    before = footprint(root)
+    patient = draw.random() < 0.75
+    while process.poll() is None:
+        if not patient or footprint(root) != before:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def footprint(root: Path) -> list[tuple[str, int]]:
+    """What the cells have on the disk."""
+    return sorted((str(file), file.stat().st_size) for file in root.glob(".cells/*/*.jsonl"))
 
 
 class Progress:

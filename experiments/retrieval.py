@@ -1,7 +1,7 @@
 """Where a fact is still found: accuracy by depth and budget, for each policy.
 
 python -m h2o_lab.run -m +experiment=needle
-    python -m h2o_lab.run -m +experiment=kv_retrieval
+python -m h2o_lab.run -m +experiment=kv_retrieval
 python -m experiments.retrieval results
 """
 
@@ -47,13 +47,18 @@ def draw(frame: pd.DataFrame) -> Figure:
         ax.set_xlabel("depth (0: beginning)")
     for row in axes:
         row[0].set_ylabel("budget k / n")
-    bar = figure.colorbar(axes[0][0].images[0], ax=axes, shrink=0.8)
+    image = next(ax.images[0] for ax in axes.flat if ax.images)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8)
     bar.set_label("questions answered")
     return figure
 
 
 def _map(ax: Axes, cells: pd.DataFrame) -> None:
     """Accuracy by depth (columns) and budget (rows, the smallest at the bottom)."""
+    if cells.empty:
+        ax.text(0.5, 0.5, "not run", ha="center", va="center", transform=ax.transAxes)
+        ax.set(xticks=[], yticks=[])
+        return
     cells = cells.sort_values("budget", ascending=False)
     columns = [name for name in cells.columns if name.startswith(AT) and not name.endswith("_stderr")]
     columns = sorted((name for name in columns if cells[name].notna().any()), key=_depth)
