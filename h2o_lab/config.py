@@ -4,12 +4,13 @@ Hydra composes `conf/` into these dataclasses, so an unknown key or a value of t
 anything is loaded. What a *value* may be is checked in `h2o_lab.checks`.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 
 @dataclass
@@ -203,6 +204,11 @@ class Config:
     """Folder that receives one result folder per cell."""
     resume: bool = True
     """Whether cells that are finished below `results_dir` are taken over, and half-finished ones continued."""
+    quiet: bool = False
+    """Say nothing but warnings, errors and the table of a sweep."""
+    within: float | None = None
+    """For a search of the smallest budget, how much worse than the full cache's the main metric may be. A sweeper
+    then minimises the share of the cache that is kept, or 1 and what is missing where the metric is worse."""
 
 
 def config_dir() -> Path:
@@ -212,8 +218,25 @@ def config_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
+def workers(most: int) -> int:
+    """How many cells run side by side on this machine: `most`, or one a core where there are fewer."""
+    return max(1, min(most, _cores()))
+
+
+def threads(most: int) -> int:
+    """The cores that each of `workers(most)` has to itself."""
+    return max(1, _cores() // workers(most))
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def register() -> None:
-    """Make the schema known to Hydra, under the name `schema`."""
+    """Make the schema known to Hydra, as `schema`, and `workers` and `threads` to YAML: `${h2o_lab.workers:4}`."""
+    OmegaConf.register_new_resolver("h2o_lab.workers", workers, replace=True)
+    OmegaConf.register_new_resolver("h2o_lab.threads", threads, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for kind in (HarnessConfig, SummarisationConfig, PerplexityConfig, RetrievalConfig):

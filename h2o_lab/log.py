@@ -13,11 +13,11 @@ from h2o_lab.progress import console
 NOISY = ("transformers", "datasets", "httpx", "huggingface_hub", "numba", "absl", "filelock", "urllib3")
 
 
-def set_up(level: str = "INFO") -> None:
-    """Show h2o_lab's own messages from `level` on, others' warnings, and progress bars on terminals only."""
+def set_up(*, quiet: bool = False) -> None:
+    """Show h2o_lab's own messages and others' warnings, and progress bars on terminals; `quiet`: warnings alone."""
     handler = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
-    logging.getLogger("h2o_lab").setLevel(level)
+    logging.getLogger("h2o_lab").setLevel(logging.WARNING if quiet else logging.INFO)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)

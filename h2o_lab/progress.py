@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ def progress(label: str, total: int, unit: str) -> Iterator[Callable[[int], None
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-        disable=not console.is_terminal,
+        disable=not console.is_terminal or not logging.getLogger("h2o_lab").isEnabledFor(logging.INFO),
         transient=True,
     )
     with bar:

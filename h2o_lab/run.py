@@ -6,30 +6,24 @@ python -m h2o_lab.run -m policy=h2o,local budget=0.04,0.2,0.6
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
-import time
-from functools import lru_cache
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from h2o_lab import log
-from h2o_lab.checks import Plan, check
+from h2o_lab.checks import check
+from h2o_lab.compute import compute, describe
 from h2o_lab.config import Config, config_dir, register
 from h2o_lab.errors import UserError
-
-if TYPE_CHECKING:
-    from h2o_lab.cells import Journal
-    from h2o_lab.models import LoadedModel
-    from h2o_lab.results import ResultFolder
-    from h2o_lab.tasks.evaluation import Evaluation
+from h2o_lab.search import full_cache, shortfall
 
 logger = logging.getLogger("h2o_lab.run")
 register()
@@ -40,11 +34,9 @@ def main(cfg: Config) -> float | None:
     """Run one cell and record it; a failure is recorded too, and does not stop a sweep.
 
     Returns:
-        The main metric, for sweepers that optimise; None where the cell failed.
+        The main metric, or with `within` the `shortfall`, for sweepers that optimise; None where the cell failed.
     """
-    from h2o_lab.results import open_result
-
-    log.set_up()
+    log.set_up(quiet=cfg.quiet)
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
     in_sweep = job.mode == RunMode.MULTIRUN
@@ -52,15 +44,18 @@ def main(cfg: Config) -> float | None:
     overrides = list(job.overrides.task)
     name = " ".join(overrides) or "the default cell"
     try:
-        plan = check(cfg)
-        result = open_result(folder)
-        try:
-            record = compute(cfg, plan, result, overrides, group, name)
-        except (Exception, KeyboardInterrupt) as error:
-            result.fail(error, describe(cfg, plan) | {"overrides": overrides})
-            raise
+        record = recorded(cfg, folder, overrides, group, name)
+        found = f"found finished in {record['reused_from']}" if "reused_from" in record else "results"
+        logger.info("%s: %s; %s in %s", name, headline(record), found, os.path.relpath(folder))
+        if cfg.within is None:
+            return record["metrics"][record["main_metric"]]
+        full = recorded(full_cache(cfg), folder / "full", overrides, group, f"{name}, full cache")
+        return shortfall(record, full, cfg.within)
     except UserError as error:
         log.complain(str(error))
+        if in_sweep:
+            known = {"model": cfg.model.name, "task": cfg.task.name, "budget": cfg.budget, "overrides": overrides}
+            leave_record(folder, error, known)
         _end(in_sweep, 2)
     except KeyboardInterrupt:
         log.complain(f"interrupted in {name}: finished cells are kept, and a new start goes on from here.")
@@ -68,144 +63,32 @@ def main(cfg: Config) -> float | None:
     except Exception:
         logger.exception("this cell failed: %s", name)
         _end(in_sweep, 1)
-    else:
-        found = f"found finished in {record['reused_from']}" if "reused_from" in record else "results"
-        logger.info("%s: %s; %s in %s", name, headline(record), found, os.path.relpath(folder))
-        return record["metrics"][record["main_metric"]]
     return None
 
 
-def compute(
-    cfg: Config, plan: Plan, result: ResultFolder, overrides: list[str], group: str, name: str
-) -> dict[str, Any]:
-    """The record of a cell: of a finished run of it, if there is one and `resume` allows; else evaluated now.
-
-    Args:
-        cfg: the configuration.
-        plan: its policy and budget.
-        result: the folder that receives the record.
-        overrides: of the command line, for the record.
-        group, name: of the run, for the tracker.
+def recorded(cfg: Config, folder: Path, overrides: list[str], group: str, name: str) -> dict[str, Any]:
+    """Check a cell and compute it into a folder; a failure is recorded there too. Arguments as of `compute`.
 
     Raises:
-        UserError: data or model cannot be had, or a file cannot be written.
+        UserError: something is wrong with the configuration, data or model, or a file cannot be written.
     """
-    from h2o_lab.cells import Cell
-    from h2o_lab.cells.identity import SEMANTICS, identity, name_of
-    from h2o_lab.models import model_fingerprint
-    from h2o_lab.results.trackers import tracker
+    from h2o_lab.results import open_result
 
-    resolved: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    result.write_config(resolved)
-    start = time.perf_counter()
-    data, content = _data(OmegaConf.to_yaml(cfg.task, resolve=True), OmegaConf.to_yaml(cfg.data, resolve=True))
-    seconds = {"load_data": time.perf_counter() - start}
-    cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model_fingerprint(cfg.model))))
-    with cell.claimed():
-        finished = cell.finished() if cfg.resume else None
-        if finished is not None:
-            return cell.reuse(finished, result)
-        journal = cell.begin(result, anew=not cfg.resume)
-        with tracker(cfg.tracker, resolved, result.path, group, name) as tracked:
-            record, samples = run_cell(cfg, plan, data, journal, seconds)
-            record |= {"cell": cell.name, "semantics": SEMANTICS, "overrides": overrides}
-            result.write_samples(samples)
-            record = result.finish(record)
-            tracked.log(record, samples)
-        cell.conclude()
-    return record
+    plan = check(cfg)
+    result = open_result(folder)
+    try:
+        return compute(cfg, plan, result, overrides, group, name)
+    except (Exception, KeyboardInterrupt) as error:
+        result.fail(error, describe(cfg, plan) | {"overrides": overrides})
+        raise
 
 
-def run_cell(
-    cfg: Config, plan: Plan, data: Any, journal: Journal, seconds: dict[str, float]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Load the model, evaluate and describe one cell: (the result record, one record per question or text).
+def leave_record(folder: Path, error: UserError, known: dict[str, Any]) -> None:
+    """Let a cell of a sweep that could not even begin have a record too, so that the sweep's table shows why."""
+    from h2o_lab.results import open_result
 
-    Args:
-        cfg, plan: what is asked.
-        data: what the task's kind has loaded.
-        journal: what is half done.
-        seconds: what was spent before; goes into the record.
-    """
-    from h2o_lab.attention.executors import warm_up
-    from h2o_lab.results.environment import environment, peak_memory_bytes, reset_peak_memory
-    from h2o_lab.tasks.kinds import kind_of
-
-    start = time.perf_counter()
-    loaded = _model(OmegaConf.to_yaml(cfg.model, resolve=True))
-    machine = environment(loaded.device)  # before the work: the repository may change while it runs
-    seconds["load_model"] = time.perf_counter() - start
-    start = time.perf_counter()
-    warm_up(cfg.executor, loaded.device)
-    seconds["compile"] = time.perf_counter() - start
-    reset_peak_memory(loaded.device)
-    start = time.perf_counter()
-    resumed = len(journal)
-    found: Evaluation = kind_of(cfg.task.kind).run(data, cfg, plan, loaded, journal)
-    seconds["evaluate"] = time.perf_counter() - start
-    record = describe(cfg, plan) | {
-        "metrics": found.metrics,
-        "main_metric": next(iter(found.metrics)),
-        "samples": len(found.samples),
-        "k": {
-            "mean": sum(found.caps) / len(found.caps),
-            "min": min(found.caps),
-            "max": max(found.caps),
-            "cut_samples": found.cut,
-        },
-        "kv_bytes": {
-            "resident_mean": sum(found.kv_resident) / len(found.kv_resident),
-            "resident_max": max(found.kv_resident),
-            "reserved_max": found.kv_reserved,
-        },
-        "tokens": {"computed": found.tokens_computed, "scored": found.tokens_scored},
-        "seconds": seconds | {"model": found.seconds},
-        "resumed_batches": resumed,
-        "tokens_per_second": found.tokens_computed / found.seconds,
-        "peak_memory_bytes": peak_memory_bytes(loaded.device),
-        **found.details,
-        "data": {"source": cfg.data.source, "origin": found.origin},
-        "environment": machine,
-    }
-    return record, found.samples
-
-
-@lru_cache(maxsize=4)
-def _data(task: str, source: str) -> tuple[Any, str]:
-    """What the task of this YAML evaluates, and its fingerprint; kept for the next cell of a sweep."""
-    from h2o_lab.cells import fingerprint
-    from h2o_lab.tasks.kinds import kind_of
-
-    task_cfg, data_cfg = OmegaConf.create(task), OmegaConf.create(source)
-    kind = kind_of(task_cfg.kind)
-    data = kind.load(task_cfg, data_cfg)
-    return data, fingerprint(kind.content(data, task_cfg))
-
-
-@lru_cache(maxsize=1)
-def _model(description: str) -> LoadedModel:
-    """The model of this YAML, kept for the next cell of a sweep in one process."""
-    from h2o_lab.models import load_model
-
-    return load_model(OmegaConf.create(description))  # type: ignore[arg-type]
-
-
-def describe(cfg: Config, plan: Plan) -> dict[str, Any]:
-    """What was asked, in the words of the configuration."""
-    return {
-        "model": cfg.model.name,
-        "task": cfg.task.name,
-        "policy": plan.policy.name,
-        "policy_fields": dataclasses.asdict(plan.policy) | {"priority": plan.policy.priority.name.lower()},
-        "dtype": cfg.model.dtype,
-        "budget": cfg.budget if plan.budget else None,
-        "budget_tokens": cfg.budget_tokens if plan.budget else None,
-        "budget_base": cfg.budget_base,
-        "prefill": cfg.prefill,
-        "positions": cfg.positions,
-        "executor": cfg.executor,
-        "seed": cfg.seed,
-    }
+    with suppress(UserError):  # it has one
+        open_result(folder).fail(error, known)
 
 
 def headline(record: dict[str, Any]) -> str:
@@ -222,5 +105,15 @@ def _end(in_sweep: bool, code: int) -> None:
         sys.exit(code)
 
 
+def start() -> None:
+    """The command: `main`, and one sentence where it is interrupted while cells run in other processes."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        log.complain("interrupted: finished cells are kept, and a new start goes on from here.")
+        sys.exit(130)
+
+
 if __name__ == "__main__":
-    main()
+    # under its own name, so that workers in other processes find what it refers to
+    import_module("h2o_lab.run").start()

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
 import sys
+import time
+from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, cast
 
 from hydra import compose
@@ -10,33 +16,139 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from h2o_lab.checks import check
-from h2o_lab.config import Config
+from h2o_lab.config import Config, threads, workers
 from h2o_lab.errors import UserError
 from h2o_lab.log import complain, set_up
 
+log = logging.getLogger(__name__)
+
+EXTRAS = {
+    "hydra_joblib_launcher": "joblib",
+    "hydra_submitit_launcher": "submitit",
+    "hydra_ray_launcher": "ray",
+    "hydra_optuna_sweeper": "optuna",
+}
+"""Packages of Hydra's plugins, and the extra of h2o_lab that brings each."""
+AT_ONCE = 4
+"""Most cells at once where a launcher of this machine has no limit of its own."""
+
 
 class CheckAllCells(Callback):
-    """Hydra callback: composes and checks all cells of a multirun; the process ends with code 2 if one is wrong."""
+    """Hydra callback: composes and checks all cells of a multirun; the process ends with code 2 if one is wrong.
+
+    Where cells run in this process, it then says after each how far the sweep has come.
+    """
+
+    def __init__(self) -> None:
+        self._total = self._done = self._failed = 0
+        self._start = 0.0
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        self._done += 1
+        self._failed += job_return.status is not JobStatus.COMPLETED or job_return.return_value is None
+        rest = self._total - self._done
+        if rest > 0:
+            seconds = (time.monotonic() - self._start) / self._done * rest
+            left = str(timedelta(seconds=round(seconds)))
+            log.info("%d of %d cells, %d failed, about %s left", self._done, self._total, self._failed, left)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        set_up()
-        hydra_words = list(config.hydra.overrides.hydra)
-        loader = GlobalHydra.instance().config_loader()
-        preset = [f"{key}={value}" for key, value in (config.hydra.sweeper.get("params") or {}).items()]
-        for overrides in cells(preset + list(config.hydra.overrides.task), loader):
+        set_up(quiet=config.quiet)
+        hydra = config.hydra
+        try:
+            check_plugins(hydra)
+            if not _is(hydra.sweeper, "BasicSweeper"):
+                _quiet_optuna(hydra.sweeper)
+                log.warning(
+                    "%s chooses cells as it goes, so that each is checked when it starts.", _name(hydra, "sweeper")
+                )
+                return
+            if _is(hydra.launcher, "LocalLauncher"):
+                share_machine(hydra.sweeper)
+            loader = GlobalHydra.instance().config_loader()
+            preset = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+            grid = cells(preset + list(hydra.overrides.task), loader)
+        except (UserError, HydraException) as error:
+            complain(f"{error} (nothing was run)")
+            sys.exit(2)
+        for overrides in grid:
             try:
-                check(cast(Config, compose("config", overrides + hydra_words)))
+                check(cast(Config, compose("config", overrides + list(hydra.overrides.hydra))))
             except (UserError, HydraException) as error:
                 complain(f"{error} (cell {' '.join(overrides)}; nothing was run)")
                 sys.exit(2)
+        self._total, self._start = len(grid), time.monotonic()
 
 
 def cells(overrides: list[str], loader: ConfigLoader) -> list[list[str]]:
-    """The override lists of all cells of a sweep, in the order the basic sweeper runs them."""
+    """The override lists of all cells of a sweep, in the order the basic sweeper runs them.
+
+    Raises:
+        UserError: an override, as `interval(...)`, stands for no list of values.
+        HydraException: an override cannot be read.
+    """
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+    for override in parsed:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UserError(
+                f"{override.input_line} is no list of values: use commas, choice(...) or range(...), or a sweeper "
+                "that searches, as hydra/sweeper=h2o_optuna."
+            )
     return [cell for batch in BasicSweeper.split_arguments(parsed, max_batch_size=None) for cell in batch]
+
+
+def check_plugins(hydra: DictConfig) -> None:
+    """Refuse a launcher or sweeper that cannot work here.
+
+    Raises:
+        UserError: says what to install, or where to start the command.
+    """
+    for kind in ("launcher", "sweeper"):
+        package = str(hydra[kind].get("_target_")).split(".")
+        extra = EXTRAS.get(package[1]) if package[0] == "hydra_plugins" else None
+        if extra is not None and not _installed(package[1]):
+            raise UserError(
+                f"{_name(hydra, kind)} needs a package that is not installed: "
+                f"pip install 'h2o_lab[{extra}]', or in a clone pip install -e '.[{extra}]'."
+            )
+    if _is(hydra.launcher, "SlurmLauncher") and shutil.which("srun") is None:
+        raise UserError(
+            f"{_name(hydra, 'launcher')} needs SLURM, and there is no srun here: start it on a cluster."
+        )
+
+
+def _installed(plugin: str) -> bool:
+    try:
+        return find_spec(f"hydra_plugins.{plugin}") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _name(hydra: DictConfig, kind: str) -> str:
+    """As on the command line."""
+    return f"hydra/{kind}={hydra.runtime.choices[f'hydra/{kind}']}"
+
+
+def _is(plugin: DictConfig, name: str) -> bool:
+    return str(plugin.get("_target_")).endswith(f".{name}")
+
+
+def share_machine(sweeper: DictConfig) -> None:
+    """submitit starts all cells of a batch at once, and each would take all cores."""
+    sweeper.max_batch_size = sweeper.max_batch_size or workers(AT_ONCE)
+    for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(variable, str(threads(sweeper.max_batch_size)))
+
+
+def _quiet_optuna(sweeper: DictConfig) -> None:
+    """Optuna has log messages of its own about each study; what it finds is in the summary."""
+    if _is(sweeper, "OptunaSweeper"):
+        from optuna import logging as optuna_logging
+
+        optuna_logging.set_verbosity(optuna_logging.WARNING)

@@ -152,8 +152,8 @@ def test_a_finished_cell_is_taken_over_whole(tmp_path):
         path = finished(tmp_path, cell)
         assert cell.finished() == path
         copy = open_result(tmp_path / "later" / "3")
-        record = cell.reuse(path, copy)
-    assert record["reused_from"] == "0"
+        record = cell.reuse(path, copy, ["policy=h2o"])
+    assert (record["reused_from"], record["overrides"]) == ("0", ["policy=h2o"])
     assert load(tmp_path / "later").loc[0, "acc"] == 1.0
     assert load_samples(tmp_path / "later")["doc_id"].tolist() == [0]
     assert load(tmp_path)["path"].tolist() == [str(path)], "a copy is left out beside its original"

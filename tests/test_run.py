@@ -89,6 +89,7 @@ def test_a_sweep_records_every_cell_and_prints_one_table(workplace):
     done = run(workplace, "-m", "policy=full,h2o,local", "budget=0.2,0.6", "results_dir=sweep", "tracker=wandb")
     assert done.returncode == 0, done.stderr
     assert "6 cells, 0 without a result, 1 found finished" in done.stdout
+    assert "5 of 6 cells, 0 failed, about 0:00:" in done.stderr
     for word in ("full", "h2o", "local", "0.2", "0.6", "±", "KiB"):
         assert word in done.stdout
     frame = load(workplace / "sweep")
@@ -113,13 +114,21 @@ def test_a_sweep_records_every_cell_and_prints_one_table(workplace):
     assert list((workplace / "sweep").glob("*/table.md"))
 
 
+def test_a_quiet_sweep_shows_its_table_and_nothing_else(workplace):
+    done = run(workplace, "-m", "policy=h2o", "budget=0.3,0.5", "results_dir=quiet", "quiet=true")
+    assert done.returncode == 0
+    assert "2 cells, 0 without a result" in done.stdout
+    assert done.stderr == ""
+
+
 def test_a_killed_cell_goes_on_where_it_stood_and_ends_the_same(workplace):
     words = ["policy=h2o", "budget=0.5", "task.limit=18", "executor=reference", "task.batch_tokens=128"]
     process = subprocess.Popen(command(*words, "results_dir=killed"), cwd=workplace, env=surroundings(workplace))
     deadline, noted = time.monotonic() + 120, 0
     while noted < 3 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
-        noted = sum(file.read_bytes().count(b"\n") for file in (workplace / "killed").glob(".cells/*/journal.jsonl"))
+        journals = (workplace / "killed").glob(".cells/*/journal.jsonl")
+        noted = sum(file.read_bytes().count(b"\n") for file in journals)
     assert process.poll() is None, "it is not over yet"
     process.kill()
     process.wait(20)

@@ -92,9 +92,9 @@ class Cell:
         except OSError as error:
             log.warning("%s cannot be cleared: %s", self.place, error.strerror)
 
-    def reuse(self, finished: Path, result: ResultFolder) -> dict[str, Any]:
+    def reuse(self, finished: Path, result: ResultFolder, overrides: list[str]) -> dict[str, Any]:
         """Let a result folder hold a copy of the finished result; its record says where it is from."""
-        return result.adopt(finished, os.path.relpath(finished, self.root))
+        return result.adopt(finished, {"reused_from": os.path.relpath(finished, self.root), "overrides": overrides})
 
     def _forget(self) -> None:
         for file in self.place.iterdir():

@@ -2,12 +2,15 @@
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from h2o_lab.errors import UserError
 from h2o_lab.results.collect import load
@@ -15,6 +18,11 @@ from h2o_lab.results.store import RESULT
 from h2o_lab.results.table import sweep_table, write_table
 
 log = logging.getLogger(__name__)
+
+FAILED = ".failed"
+"""File of a sweep's folder while it runs: a line for each cell that failed, in whatever process that was."""
+FOUND = "optimization_results.yaml"
+"""File in which Hydra's optuna sweeper leaves what it found."""
 
 
 class SweepSummary(Callback):
@@ -24,12 +32,24 @@ class SweepSummary(Callback):
     """
 
     def __init__(self) -> None:
-        self._failed = 0
+        self._failed = False
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Forget what an earlier sweep into the same folder, which was killed, has left."""
+        with suppress(OSError):
+            (Path(config.hydra.sweep.dir) / FAILED).unlink(missing_ok=True)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Count cells that returned no metric, those among them that could not even open a folder."""
+        """Note a cell that returned no metric; it may be one that could not even open a folder.
+
+        Runs in the process of the cell, which is not always the one that sums up.
+        """
         finished = job_return.status is JobStatus.COMPLETED and job_return.return_value is not None
-        self._failed += not finished
+        if finished or OmegaConf.select(config, "hydra.mode") == RunMode.RUN:
+            return
+        self._failed = True
+        with suppress(OSError), (Path(config.hydra.sweep.dir) / FAILED).open("a", encoding="utf-8") as file:
+            file.write(f"{OmegaConf.select(config, 'hydra.job.num')}\n")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Render every result below `hydra.sweep.dir`, say where they lie and how many cells failed.
@@ -39,12 +59,15 @@ class SweepSummary(Callback):
         from rich.console import Console
 
         folder = Path(config.hydra.sweep.dir)
+        failed = self._failed or (folder / FAILED).is_file()
+        with suppress(OSError):
+            (folder / FAILED).unlink(missing_ok=True)
         try:
             frame = load(folder)
             markdown, _ = write_table(frame, folder)
         except UserError as error:
             log.warning("%s", error)
-            if self._failed:
+            if failed:
                 sys.exit(1)
             return
         console = Console()
@@ -60,11 +83,26 @@ class SweepSummary(Callback):
             highlight=False,
             soft_wrap=True,
         )
-        if bad or self._failed:
+        if best := _best(folder):
+            console.print(best, markup=False, highlight=False, soft_wrap=True)
+        if bad or failed:
             sys.exit(1)
 
 
+def _best(folder: Path) -> str:
+    """What a search found, in one line; empty where there was none."""
+    try:
+        found = yaml.safe_load((folder / FOUND).read_text(encoding="utf-8"))
+        words = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
+        return f"Best: {words}, value {found['best_value']:.4g}, from {folder / FOUND}"
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return ""
+
+
 def _count(folder: Path) -> tuple[int, int]:
-    """How many cells have a record below a folder, and how many of these were taken over."""
-    files = list(folder.rglob(RESULT))
+    """How many cells have a record below a folder, and how many of these were taken over.
+
+    A record inside the folder of another is what that was compared with, and no cell that was asked for.
+    """
+    files = [file for file in folder.rglob(RESULT) if not (file.parent.parent / RESULT).exists()]
     return len(files), sum('"reused_from"' in file.read_text(encoding="utf-8", errors="replace") for file in files)

@@ -110,12 +110,12 @@ class ResultFolder:
         trace = "".join(traceback.format_exception(error))
         return self._conclude("failed", {**(known or {}), "error": sentence(error), "traceback": trace})
 
-    def adopt(self, finished: Path, origin: str) -> dict[str, Any]:
-        """Copy a finished result of the same cell into this folder; returns the record, with `reused_from`.
+    def adopt(self, finished: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy a finished result of the same cell into this folder; returns the record.
 
         Args:
             finished: its folder.
-            origin: how to name that folder.
+            told: what is said in place of the original's words, above all where it is from (`reused_from`).
 
         Raises:
             UserError: this folder holds a `result.json`, or a file cannot be read or written.
@@ -126,7 +126,7 @@ class ResultFolder:
         except (OSError, ValueError) as error:
             raise UserError(f"{finished} cannot be read ({error}): delete it, or use resume=false.") from error
         _refuse_recorded(self.path)
-        record |= {"reused_from": origin}
+        record |= plain(told)
         write_atomic(self.path / SAMPLES, samples)
         write_atomic(self.path / RESULT, to_json(record, indent=2) + "\n")
         return record

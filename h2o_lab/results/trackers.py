@@ -72,7 +72,8 @@ class Tracker:
 def tracker(cfg: "TrackerConfig", config: dict[str, Any], folder: Path, group: str, name: str) -> Tracker:
     """Start tracking the cell `name` of the sweep `group`; offline files go into `folder`/wandb.
 
-    `config` is the resolved configuration; its task's kind is the job type. `cfg.group`, where set, replaces `group`.
+    `config` is the resolved configuration; its task's kind is the job type. `cfg.group`, where set, replaces
+    `group`.
 
     Raises:
         UserError: `cfg.name` or `cfg.mode` is unknown. Nothing that W&B itself does raises.
@@ -92,7 +93,7 @@ class WandbTracker(Tracker):
     def __init__(self, cfg: "TrackerConfig", config: dict[str, Any], folder: Path, group: str, name: str) -> None:
         self._run: wandb.Run | None = None
         self._exit_code = 0
-        place = {"project": cfg.project, "entity": cfg.entity, "group": group, "name": name}
+        place: dict[str, Any] = {"project": cfg.project, "entity": cfg.entity, "group": group, "name": name}
         place |= {"dir": str(folder), "tags": list(cfg.tags), "job_type": config["task"]["kind"]}
         online = False
         with _harmless("find out whether to go online"):

@@ -1,0 +1,106 @@
+"""The cells of a sweep: composed, checked, and told apart by what determines their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from h2o_lab.cells import Cell, fingerprint
+from h2o_lab.cells.identity import identity, name_of
+from h2o_lab.checks import Plan, check
+from h2o_lab.config import Config, config_dir, register
+from h2o_lab.errors import UserError
+from h2o_lab.models import model_fingerprint
+from h2o_lab.sweep import cells
+from h2o_lab.tasks.kinds import kind_of
+
+TO_DO, FINISHED = "to do", "finished"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell of the sweep.
+
+    Attributes:
+        overrides: of the command line.
+        cfg: its configuration.
+        plan: its policy and budget.
+        name: its fingerprint.
+        state: `to do`, `finished` (below `results_dir`), or `as cell N` for the same cell once more.
+    """
+
+    overrides: tuple[str, ...]
+    cfg: Config
+    plan: Plan
+    name: str
+    state: str
+
+    @property
+    def described(self) -> tuple[str, str, str]:
+        """Model, task and data as YAML: cells that share them share what is loaded."""
+        return _yaml(self.cfg.model), _yaml(self.cfg.task), _yaml(self.cfg.data)
+
+
+def planned(overrides: Sequence[str]) -> list[Planned]:
+    """Every cell that `python -m h2o_lab.run -m` would start with these overrides, in its order.
+
+    Raises:
+        UserError: a cell is wrong, named with its overrides, or a sweeper searches instead of taking a list.
+        HydraException: the overrides cannot be composed.
+    """
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        hydra = loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN).hydra
+        if not str(hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
+            raise UserError(
+                f"hydra/sweeper={hydra.runtime.choices['hydra/sweeper']} chooses its cells as it goes: only a "
+                "sweep of listed values can be planned, with hydra/sweeper=basic."
+            )
+        preset = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+        found: list[Planned] = []
+        for words in cells(preset + list(hydra.overrides.task), loader):
+            try:
+                cfg = cast(Config, compose("config", words + list(hydra.overrides.hydra)))
+                found.append(_planned(words, cfg, found))
+            except (UserError, HydraException) as error:
+                raise in_cell(error, words) from error
+    return found
+
+
+def in_cell(error: Exception, overrides: Sequence[str]) -> UserError:
+    """The error, with the cell in which it occurred."""
+    return UserError(f"{error} (cell {' '.join(overrides) or 'without overrides'})")
+
+
+def _planned(words: list[str], cfg: Config, before: Sequence[Planned]) -> Planned:
+    plan = check(cfg)
+    content = task_data(_yaml(cfg.task), _yaml(cfg.data))[1]
+    cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model_fingerprint(cfg.model))))
+    twins = [place for place, other in enumerate(before, start=1) if other.name == cell.name]
+    state = FINISHED if cfg.resume and cell.finished() is not None else TO_DO
+    if twins and cfg.resume:
+        state = f"as cell {twins[0]}"
+    return Planned(tuple(words), cfg, plan, cell.name, state)
+
+
+@lru_cache(maxsize=32)
+def task_data(task: str, source: str) -> tuple[Any, str]:
+    """What the task of this YAML evaluates, as its kind loads it, and its fingerprint."""
+    task_cfg, data_cfg = OmegaConf.create(task), OmegaConf.create(source)
+    kind = kind_of(task_cfg.kind)
+    data = kind.load(task_cfg, data_cfg)
+    return data, fingerprint(kind.content(data, task_cfg))
+
+
+def _yaml(cfg: Any) -> str:
+    return OmegaConf.to_yaml(cfg, resolve=True)
