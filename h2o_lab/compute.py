@@ -45,7 +45,8 @@ def compute(
     start = time.perf_counter()
     data, content = _data(OmegaConf.to_yaml(cfg.task, resolve=True), OmegaConf.to_yaml(cfg.data, resolve=True))
     seconds = {"load_data": time.perf_counter() - start}
-    cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model_fingerprint(cfg.model))))
+    model = model_fingerprint(cfg.model)
+    cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model)))
     with cell.claimed():
         finished = cell.finished() if cfg.resume else None
         if finished is not None:
@@ -53,7 +54,8 @@ def compute(
         journal = cell.begin(result, anew=not cfg.resume)
         with tracker(cfg.tracker, resolved, result.path, group, name) as tracked:
             record, samples = run_cell(cfg, plan, data, journal, seconds)
-            record |= {"cell": cell.name, "semantics": SEMANTICS, "overrides": overrides}
+            record |= {"cell": cell.name, "semantics": SEMANTICS, "content": {"data": content, "model": model}}
+            record |= {"overrides": overrides}
             result.write_samples(samples)
             record = result.finish(record)
             tracked.log(record, samples)

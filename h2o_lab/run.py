@@ -19,11 +19,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from h2o_lab import log
-from h2o_lab.checks import check
-from h2o_lab.compute import compute, describe
 from h2o_lab.config import Config, config_dir, register
 from h2o_lab.errors import UserError
-from h2o_lab.search import full_cache, shortfall
 
 logger = logging.getLogger("h2o_lab.run")
 register()
@@ -36,6 +33,8 @@ def main(cfg: Config) -> float | None:
     Returns:
         The main metric, or with `within` the `shortfall`, for sweepers that optimise; None where the cell failed.
     """
+    from h2o_lab.search import full_cache, shortfall
+
     log.set_up(quiet=cfg.quiet)
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
@@ -72,6 +71,8 @@ def recorded(cfg: Config, folder: Path, overrides: list[str], group: str, name: 
     Raises:
         UserError: something is wrong with the configuration, data or model, or a file cannot be written.
     """
+    from h2o_lab.checks import check
+    from h2o_lab.compute import compute, describe
     from h2o_lab.results import open_result
 
     plan = check(cfg)
