@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -129,6 +130,23 @@ def test_what_changes_a_result_changes_the_name(named):
     ]
     names.append(named("budget=0.4"))
     assert len(set(names)) == len(names)
+
+
+def test_a_policy_of_somebody_else_is_known_by_its_source(named, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    names = []
+    for number, share in enumerate(("0.5", "0.25")):
+        (tmp_path / f"mine{number}.py").write_text(
+            "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+            "from h2o_lab.policies import Policy\n\n\n"
+            "@dataclass(frozen=True, kw_only=True)\nclass Mine(Policy):\n    name: ClassVar[str] = 'mine'\n\n"
+            f"    def slots(self, k):\n        return int(k * {share})\n"
+        )
+        module = __import__(f"mine{number}")
+        monkeypatch.setattr(module.Mine, "__module__", "mine0")
+        monkeypatch.setitem(sys.modules, "mine0", module)
+        names.append(named("policy={_target_:mine0.Mine}", "budget=0.2"))
+    assert names[0] != names[1]
 
 
 # Claims

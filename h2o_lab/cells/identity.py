@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -12,6 +13,7 @@ from h2o_lab.cells.fingerprint import fingerprint
 if TYPE_CHECKING:
     from h2o_lab.checks import Plan
     from h2o_lab.config import Config
+    from h2o_lab.policies import Policy
 
 SEMANTICS = 1
 """Version of what policies, tasks and metrics compute. Raise it when a result changes by more than rounding:
@@ -30,19 +32,29 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
         model: fingerprint of the model.
     """
     task: dict[str, Any] = OmegaConf.to_container(cfg.task, resolve=True)  # type: ignore[assignment]
-    policy = dataclasses.asdict(plan.policy)
     return {
         "semantics": SEMANTICS,
         "model": {"name": cfg.model.name, "dtype": cfg.model.dtype, "content": model},
         "task": {key: value for key, value in task.items() if key not in PLACES},
         "data": data,
-        "policy": {"name": plan.policy.name, "class": type(plan.policy).__qualname__} | policy,
+        "policy": _policy(plan.policy),
         "budget": dataclasses.asdict(plan.budget) if plan.budget is not None else None,
         "prefill": cfg.prefill,
         "positions": cfg.positions,
         "executor": cfg.executor,
         "seed": cfg.seed,
     }
+
+
+def _policy(policy: Policy) -> dict[str, Any]:
+    """Its class and fields; a class that is not ours by its source too, which no version of ours follows."""
+    kind = type(policy)
+    told = {"name": policy.name, "class": f"{kind.__module__}.{kind.__qualname__}"} | dataclasses.asdict(policy)
+    return told | {"source": [inspect.getsource(base) for base in kind.__mro__ if _foreign(base)]}
+
+
+def _foreign(kind: type) -> bool:
+    return kind.__module__.split(".")[0] not in ("h2o_lab", "builtins")
 
 
 def name_of(cell: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from h2o_lab.models.loading import load_config
 from h2o_lab.models.smollm2 import WHEEL
 from h2o_lab.models.sources import located
 
-KINDS = ("*.json", "*.safetensors", "*.model", "*.txt")
+KINDS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
 """Files of a model that determine what it computes."""
 
 
