@@ -138,7 +138,8 @@ def differences(one: Path, other: Path) -> list[str]:
     if list(frames[0].index) != list(frames[1].index):
         return [f"{len(frames[0])} and {len(frames[1])} cells"]
     for name in columns:
-        unequal = (frames[0][name].astype(str) != frames[1][name].astype(str)).sum()
+        one_column, other_column = (frame[name].where(frame[name].notna(), None).astype(str) for frame in frames)
+        unequal = (one_column != other_column).sum()
         if unequal:
             faults.append(f"{name} differs in {unequal} cells")
     samples = [load_samples(folder).drop(columns="path") for folder in (one, other)]

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import torch
 
 from h2o_lab.attention import dense, masked, reference
-from h2o_lab.attention.caps import Caps
 from h2o_lab.attention.state import LayerState
 from h2o_lab.errors import UserError
-from h2o_lab.policies import H2O, SparsePolicy
+from h2o_lab.policies import SparsePolicy
 
 EXECUTORS = ("auto", "reference", "numba")
 SPARSE_BLOCK = 64
@@ -75,12 +74,12 @@ def check_executor(name: str, device: torch.device) -> None:
 
 
 def warm_up(name: str, device: torch.device) -> None:
-    """Compile what the executor needs on this device, so that it is not part of what is timed (once, 20 s)."""
+    """Compile or load what the executor needs on this device, so that it is not part of what is timed."""
     if name == "numba" or (name == "auto" and device.type == "cpu"):
-        token = torch.zeros(1, 1, 2, 8)
-        policy = H2O()
-        state = LayerState.empty(policy, Caps.of(policy, [2]), token, token)
-        attend(token, token, token, state, scale=1.0, executor="numba")
+        from h2o_lab.attention import kernel
+
+        kernel.ready()
+        kernel.touch()
 
 
 def _choose(name: str, device: torch.device, state: LayerState) -> Callable[..., torch.Tensor]:

@@ -1,0 +1,56 @@
+"""The compiled scan on the disk, so that every process runs the same machine code.
+
+Numba runs what it has just compiled in another form than what it reads back from its cache; both are right, and
+their sums differ in the last bits. So a process never runs what it has compiled itself: where the cache is empty,
+another process fills it first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import h2o_lab
+from h2o_lab.attention.caps import Caps
+from h2o_lab.attention.state import LayerState
+from h2o_lab.policies import H2O
+
+log = logging.getLogger(__name__)
+
+COMPILE = "from h2o_lab.attention.kernel import touch; touch()"
+
+
+@cache
+def ready() -> None:
+    """Fill numba's cache where it lacks the scan; the first time this takes about 20 s."""
+    from h2o_lab.attention import scan
+
+    folder = scan._scan.stats.cache_path
+    stored = Path(folder).glob("scan._scan-*.nbi") if folder is not None else []
+    if max((file.stat().st_mtime for file in stored), default=0) > Path(scan.__file__).stat().st_mtime:
+        return
+    log.info("compiling the CPU kernel (once, about 20 s)")
+    place = os.pathsep.join([str(Path(h2o_lab.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", COMPILE]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        log.debug("the kernel is compiled in this process, as another could not: %s", done.stderr)
+
+
+def touch() -> None:
+    """Run the scan once on next to nothing: it is then compiled, or loaded."""
+    from h2o_lab.attention import compiled
+
+    token = torch.zeros(1, 1, 2, 8)
+    policy = H2O()
+    state = LayerState.empty(policy, Caps.of(policy, [2]), token, token)
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    compiled.run_blocks(token, token, token, state, scale=1.0, valid=valid, static=None)
