@@ -60,19 +60,20 @@ def build_policy(cfg) -> Policy:
     Raises:
         UserError: the class cannot be found, or a field is wrong.
     """
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
+    from hydra.utils import get_class
 
+    described = OmegaConf.to_container(cfg, resolve=True) if OmegaConf.is_config(cfg) else cfg
+    if not isinstance(described, dict) or not isinstance(described.get("_target_"), str):
+        raise UserError(f"policy must name a class by _target_, and is {described!r}.")
+    fields = {str(key): value for key, value in described.items() if key != "_target_"}
     try:
-        policy = instantiate(cfg)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        first = " ".join(str(error.__cause__ or error).split())
-        raise UserError(f"policy {OmegaConf.to_container(cfg)} cannot be built: {first}") from error
-    if not isinstance(policy, Policy):
-        raise UserError(f"policy must name a class derived from h2o_lab.policies.Policy, and is {cfg!r}.")
-    return policy
+        kind = get_class(described["_target_"])
+        if not (isinstance(kind, type) and issubclass(kind, Policy)):
+            raise UserError(f"policy must name a class derived from h2o_lab.policies.Policy, and is {described!r}.")
+        return kind(**fields)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        first = " ".join(str(error).split())
+        raise UserError(f"policy {described} cannot be built: {first}") from error
 
 
 def at_least(key: str, value: float | None, least: int) -> None:

@@ -50,7 +50,8 @@ def compute(
     with cell.claimed():
         finished = cell.finished() if cfg.resume else None
         if finished is not None:
-            return cell.reuse(finished, result, overrides)
+            cell.conclude()
+            return cell.reuse(finished, result, {"overrides": overrides, "model": cfg.model.name})
         journal = cell.begin(result, anew=not cfg.resume)
         with tracker(cfg.tracker, resolved, result.path, group, name) as tracked:
             record, samples = run_cell(cfg, plan, data, journal, seconds)

@@ -135,10 +135,9 @@ class PerplexityConfig(TaskConfig):
     nothing but memory and speed."""
     every: int = 1000
     """Tokens of one point of the curve over position."""
-    checkpoint: str | None = None
-    """`streaming`: a file that holds the stream's state; a run that finds it goes on from there."""
-    checkpoint_every: int = 20_000
-    """Tokens between two checkpoints."""
+    checkpoint_every: int = 2_000
+    """`streaming`: tokens between two checkpoints, from which a run that was killed goes on; full caches and
+    policies that only mask have none."""
 
 
 @dataclass

@@ -80,7 +80,8 @@ def recorded(cfg: Config, folder: Path, overrides: list[str], group: str, name: 
     try:
         return compute(cfg, plan, result, overrides, group, name)
     except (Exception, KeyboardInterrupt) as error:
-        result.fail(error, describe(cfg, plan) | {"overrides": overrides})
+        with suppress(UserError):  # it was finished before, or the disk is full
+            result.fail(error, describe(cfg, plan) | {"overrides": overrides})
         raise
 
 

@@ -212,7 +212,6 @@ def test_a_damaged_result_is_seen_and_the_others_are_read(tmp_path_factory, data
     file.write_bytes(content)
     frame = load(folder)
     assert len(frame) == 2
-    assert set(frame["status"]) <= {"finished", "unreadable", *frame["status"]}
     whole = frame[frame["path"] == str(folder / "0")].iloc[0]
     assert (whole["status"], whole["acc"]) == ("finished", 0.5)
     sweep_table(frame)

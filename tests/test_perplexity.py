@@ -8,6 +8,7 @@ import torch
 from conftest import random_model
 from test_run import character_tokenizer
 
+from h2o_lab.cells import Journal
 from h2o_lab.config import DataConfig, PerplexityConfig
 from h2o_lab.data.texts import load_texts
 from h2o_lab.errors import UserError
@@ -96,7 +97,8 @@ def test_chunks_and_batches_change_nothing(file):
 def test_an_interrupted_stream_goes_on_exactly(file, tmp_path, monkeypatch, policy, positions):
     settings = {"path": file, "mode": "streaming", "chunk": 16, "every": 40, "checkpoint_every": 48}
     whole = evaluate(task(**settings), policy, Budget(tokens=20), positions=positions)
-    stopped = task(**settings, checkpoint=str(tmp_path / "stream.safetensors"))
+    stopped = task(**settings)
+    journal = tmp_path / "journal.jsonl"
     read = 0
 
     def killed(*args, **kwargs):
@@ -110,7 +112,7 @@ def test_an_interrupted_stream_goes_on_exactly(file, tmp_path, monkeypatch, poli
     with monkeypatch.context() as patch:
         patch.setattr(kind, "read_chunks", killed)
         with pytest.raises(KeyboardInterrupt):
-            evaluate(stopped, policy, Budget(tokens=20), positions=positions)
+            evaluate(stopped, policy, Budget(tokens=20), positions=positions, journal=Journal(journal))
     begun = []
 
     def watched(*args, **kwargs):
@@ -120,22 +122,57 @@ def test_an_interrupted_stream_goes_on_exactly(file, tmp_path, monkeypatch, poli
 
     with monkeypatch.context() as patch:
         patch.setattr(kind, "read_chunks", watched)
-        resumed = evaluate(stopped, policy, Budget(tokens=20), positions=positions)
+        resumed = evaluate(stopped, policy, Budget(tokens=20), positions=positions, journal=Journal(journal))
     assert begun[0] == 96, "the last checkpoint before the seventh chunk"
     assert resumed.tokens_computed == whole.tokens_computed
     assert resumed.metrics == pytest.approx(whole.metrics, rel=1e-6)
     assert [s["perplexity"] for s in resumed.samples] == pytest.approx([s["perplexity"] for s in whole.samples])
 
 
-def test_a_checkpoint_of_another_stream_is_refused(file, tmp_path):
-    settings = {"path": file, "mode": "streaming", "chunk": 16, "checkpoint_every": 48}
-    stored = task(**settings, checkpoint=str(tmp_path / "stream.safetensors"))
-    evaluate(stored, H2O(), Budget(tokens=20))
-    with pytest.raises(UserError, match="is of another stream"):
-        evaluate(stored, H2O(), Budget(tokens=21))
-    (tmp_path / "stream.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(UserError, match="cannot be read"):
-        evaluate(stored, H2O(), Budget(tokens=20))
+def test_a_stream_that_was_read_is_not_read_again(file, tmp_path, monkeypatch):
+    settings = task(path=file, mode="streaming", chunk=16, every=40)
+    first = evaluate(settings, H2O(), Budget(tokens=20), journal=Journal(tmp_path / "journal.jsonl"))
+    monkeypatch.setattr(kind, "read_chunks", lambda *_, **__: pytest.fail("it was read again"))
+    again = evaluate(settings, H2O(), Budget(tokens=20), journal=Journal(tmp_path / "journal.jsonl"))
+    assert (again.metrics, again.samples) == (first.metrics, first.samples)
+    assert again.tokens_computed == first.tokens_computed
+
+
+def test_windows_that_were_read_are_not_read_again(file, tmp_path, monkeypatch):
+    settings = task(path=file, window=32, batch_tokens=64)
+    journal = Journal(tmp_path / "journal.jsonl")
+    first = evaluate(settings, H2O(), Budget(tokens=9), journal=journal)
+    assert len(journal) > 1
+    monkeypatch.setattr(kind, "read_chunks", lambda *_, **__: pytest.fail("they were read again"))
+    again = evaluate(settings, H2O(), Budget(tokens=9), journal=Journal(tmp_path / "journal.jsonl"))
+    assert (again.metrics, again.samples) == (first.metrics, first.samples)
+    assert again.tokens_computed == first.tokens_computed
+
+
+def test_a_broken_checkpoint_is_a_warning_and_the_stream_begins_anew(file, tmp_path, monkeypatch, caplog):
+    settings = task(path=file, mode="streaming", chunk=16, every=40, checkpoint_every=48)
+    whole = evaluate(settings, H2O(), Budget(tokens=20))
+    (tmp_path / "x").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "note", lambda *_: None)
+        evaluate(settings, H2O(), Budget(tokens=20), journal=Journal(tmp_path / "x" / "journal.jsonl"))
+    (checkpoint,) = (tmp_path / "x").glob("*.safetensors")
+    checkpoint.write_bytes(b"rubbish")
+    again = evaluate(settings, H2O(), Budget(tokens=20), journal=Journal(tmp_path / "x" / "journal.jsonl"))
+    assert again.metrics == whole.metrics
+    assert "cannot be read" in caplog.text
+
+
+def test_numbers_that_are_not_finite_are_refused(file):
+    model = random_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    settings = task(path=file, window=32)
+    reader = Reader(model, H2O())
+    with pytest.raises(UserError, match="not finite"):
+        kind.evaluate(
+            kind.load(settings, DataConfig("packaged")), settings, Budget(tokens=9), reader, character_tokenizer()
+        )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +182,6 @@ def test_a_checkpoint_of_another_stream_is_refused(file, tmp_path):
         ({"window": 1}, H2O(), "task.window=1 is out of range"),
         ({"window": 8, "stride": 8}, H2O(), "must be below task.window=8"),
         ({"mode": "streaming"}, GlobalH2(), "cannot stream"),
-        ({"checkpoint": "x"}, H2O(), "task.checkpoint is for task.mode=streaming"),
         ({"path": "/nowhere"}, H2O(), "is neither a file nor a folder"),
     ],
 )

@@ -51,10 +51,12 @@ def save_cache(cache: EvictionCache, file: Path, extra: dict[str, torch.Tensor],
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, temporary, metadata={"about": about})
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
         temporary.replace(file)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write the checkpoint {file}: {error.strerror}.") from error
+        raise UserError(f"cannot write the checkpoint {file}: {error}.") from error
 
 
 def load_cache(cache: EvictionCache, file: Path, about: str) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """One place for each cell, however often and wherever it is started: nothing is computed twice.
 
-`<results_dir>/.cells/<cell>/` holds a lock, the journal of what is half done, and the name of the result folder
-that was opened last. A cell is finished when that folder holds a finished result of this cell.
+`<results_dir>/.cells/<cell>/` holds a lock, the journal of what is half done, and the names of the result folders
+that were opened for it. A cell is finished when one of them holds a finished result of this cell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from h2o_lab.results.store import RESULT, ResultFolder, write_atomic
 log = logging.getLogger(__name__)
 
 CELLS = ".cells"
-LATEST, LOCK, PROGRESS = "latest", "lock", "journal.jsonl"
+OPENED, LOCK, PROGRESS = "opened", "lock", "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Cell:
                 lock.acquire()
         except OSError as error:
             raise UserError(
-                f"Cannot write {self.place}: {error.strerror}; results need a writable folder."
+                f"{self.place} cannot be locked: {error.strerror}; results need a writable folder with file locks."
             ) from error
         try:
             yield
@@ -69,20 +69,16 @@ class Cell:
             lock.release()
 
     def finished(self) -> Path | None:
-        """The folder of its finished result, if there is one."""
-        try:
-            folder = self.root / (self.place / LATEST).read_text(encoding="utf-8").strip()
-            record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        whole = isinstance(record, dict) and record.get("status") == "finished" and record.get("cell") == self.name
-        return folder if whole else None
+        """The folder of its newest finished result, if there is one."""
+        folders = [self.root / name for name in reversed(self._opened())]
+        return next((folder for folder in folders if self._is_finished(folder)), None)
 
     def begin(self, result: ResultFolder, *, anew: bool = False) -> Journal:
         """Compute the cell into this result folder; what is half done is in the journal, unless `anew`."""
         if anew:
             self._forget()
-        write_atomic(self.place / LATEST, os.path.relpath(result.path, self.root) + "\n")
+        names = [*self._opened(), os.path.relpath(result.path, self.root)]
+        write_atomic(self.place / OPENED, "".join(f"{name}\n" for name in names))
         return Journal(self.place / PROGRESS)
 
     def conclude(self) -> None:
@@ -92,13 +88,26 @@ class Cell:
         except OSError as error:
             log.warning("%s cannot be cleared: %s", self.place, error.strerror)
 
-    def reuse(self, finished: Path, result: ResultFolder, overrides: list[str]) -> dict[str, Any]:
-        """Let a result folder hold a copy of the finished result; its record says where it is from."""
-        return result.adopt(finished, {"reused_from": os.path.relpath(finished, self.root), "overrides": overrides})
+    def reuse(self, finished: Path, result: ResultFolder, told: dict[str, Any]) -> dict[str, Any]:
+        """Let a result folder hold a copy of the finished result; it says where it is from, and what is `told`."""
+        return result.adopt(finished, {"reused_from": os.path.relpath(finished, self.root)} | told)
+
+    def _opened(self) -> list[str]:
+        try:
+            return (self.place / OPENED).read_text(encoding="utf-8").split("\n")[:-1]
+        except (OSError, UnicodeDecodeError):
+            return []
+
+    def _is_finished(self, folder: Path) -> bool:
+        try:
+            record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(record, dict) and record.get("status") == "finished" and record.get("cell") == self.name
 
     def _forget(self) -> None:
         for file in self.place.iterdir():
-            if file.name in (LATEST, LOCK):
+            if file.name in (OPENED, LOCK):
                 continue
             if file.is_dir():
                 shutil.rmtree(file)

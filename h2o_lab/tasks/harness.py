@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
-from functools import cache
-from inspect import getsource
+from functools import cache, partial
+from importlib.metadata import version
+from inspect import getsource, isfunction
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from h2o_lab.cells import Journal
+from h2o_lab.cells import Journal, fingerprint_files
 from h2o_lab.config import Config, DataConfig, HarnessConfig
 from h2o_lab.errors import UserError
 from h2o_lab.tasks.evaluation import Evaluation, mean_and_error
@@ -174,18 +175,22 @@ def content(data: TaskData, task: HarnessConfig) -> Any:
     questions = data.task.eval_docs
     count = min(task.limit or len(questions), len(questions))
     examples = list(data.task.fewshot_docs()) if task.num_fewshot else []
-    return [_sources(definition), [questions[i] for i in range(count)], examples]
+    own = [file for kind in ("*.py", "*.yaml") for file in Path(task.include_path or "").rglob(kind)]
+    code = [version("lm_eval"), fingerprint_files(own) if task.include_path else None]
+    return [code, _sources(definition), [_sources(questions[i]) for i in range(count)], _sources(examples)]
 
 
 def _sources(value: Any) -> Any:
-    """Plain values, with the source of functions in their place."""
+    """Plain values, with the source of functions in their place, and the type alone of what else there is."""
     if isinstance(value, dict):
         return {str(key): _sources(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_sources(item) for item in value]
-    if callable(value):
+    if isinstance(value, partial):
+        return [_sources(value.func), _sources(value.args), _sources(value.keywords)]
+    if isfunction(value):
         return getsource(value)
-    return value if value is None or isinstance(value, str | int | float) else repr(value)
+    return value if value is None or isinstance(value, str | int | float) else type(value).__qualname__
 
 
 def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:

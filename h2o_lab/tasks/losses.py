@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from h2o_lab.attention import EvictionCache
+from h2o_lab.errors import UserError
 from h2o_lab.tasks.reader import Reader
 
 CHUNK = 512
@@ -52,6 +53,9 @@ def read_chunks(
         chunk: tokens read at once.
         record: see `EvictionCache`.
         cache: one that has read the beginning of these texts; reading goes on behind it.
+
+    Raises:
+        UserError: the model's numbers are not finite.
     """
     batch, length = ids.shape
     chunk = chunk if reader.policy.causal else length
@@ -70,6 +74,11 @@ def read_chunks(
         targets = ids[:, first + 1 : first + 1 + part.shape[1]].reshape(-1, 1)
         logits = logits.float()
         losses = logits.logsumexp(dim=-1) - logits.gather(1, targets).squeeze(1)
+        if not losses.isfinite().all():
+            raise UserError(
+                f"the model's log-likelihoods are not finite in {reader.model.dtype}: use model.dtype=float32 or "
+                "bfloat16, or check its weights."
+            )
         yield Chunk(first, losses.view(batch, -1), seconds, cache)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,8 @@ from h2o_lab.results.environment import memory_bytes
 from h2o_lab.tasks.evaluation import Evaluation
 from h2o_lab.tasks.losses import Chunk, perplexity, read_chunks
 from h2o_lab.tasks.reader import Reader
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from h2o_lab.checks import Plan
@@ -64,8 +67,6 @@ def check(task: PerplexityConfig, data: DataConfig, policy: Policy, prefill: str
             "prefill=full reads a window as one prompt, so that nothing would be evicted: use prefill=evict, or "
             "task.mode=streaming, where the first task.chunk tokens are the prompt."
         )
-    if task.checkpoint is not None and (task.mode != "streaming" or task.limit != 1):
-        raise UserError("task.checkpoint is for task.mode=streaming and task.limit=1.")
     if task.path is not None or data.source != "hub":
         load(task, data)
 
@@ -217,28 +218,11 @@ class _Course:
 def _stream(tally: _Tally, text: Text, ids, task: PerplexityConfig, budget: Budget | None, reader, advance) -> None:
     """One pass; a sample for every stretch of `every` tokens."""
     k = budget.entries(len(ids), len(ids)) if budget is not None else None
-    about = _about_stream(ids, k, reader, task)
+    about = _about_stream(text, ids, k, reader, task)
     key = fingerprint("stream", about)
     noted = reader.journal.recall(key)
     if noted is None:
-        file = reader.journal.beside(f"{key}.safetensors") if can_store(reader.policy) else None
-        if task.checkpoint is not None:
-            file = Path(task.checkpoint)
-        course, cache = _Course(), None
-        if file is not None and file.exists():
-            course, cache = _restore(file, reader, k, len(ids), about)
-            tally.read_before += course.scored
-            advance(course.scored)
-        stored = course.scored
-        for part in read_chunks(reader, ids[None], k, chunk=task.chunk, cache=cache):
-            course.add(part, text, task.every)
-            advance(part.losses.shape[1])
-            cache = part.cache
-            if file is not None and course.scored - stored >= task.checkpoint_every:
-                _store(file, course, cache, about)
-                stored = course.scored
-        assert cache is not None
-        noted = asdict(course) | _about_cache(cache, k)
+        noted = _read_stream(tally, text, ids, k, task, reader, advance, about, key)
         reader.journal.note(key, noted)
     else:
         tally.read_before += noted["scored"]
@@ -246,14 +230,41 @@ def _stream(tally: _Tally, text: Text, ids, task: PerplexityConfig, budget: Budg
     tally.add(noted)
 
 
+def _read_stream(
+    tally: _Tally, text: Text, ids, k: int | None, task: PerplexityConfig, reader, advance, about: str, key: str
+) -> dict[str, Any]:
+    """What a stream gives, in the words of the journal; from its checkpoint on, where there is one."""
+    # a cache without a cap would be written whole, again and again
+    bounded = reader.policy.evicts and can_store(reader.policy)
+    file = reader.journal.beside(f"{key}.safetensors") if bounded else None
+    course, cache = _Course(), None
+    if file is not None and file.exists():
+        try:
+            course, cache = _restore(file, reader, k, len(ids), about)
+        except UserError as error:
+            logger.warning("%s The stream begins anew.", error)
+        tally.read_before += course.scored
+        advance(course.scored)
+    stored = course.scored
+    for part in read_chunks(reader, ids[None], k, chunk=task.chunk, cache=cache):
+        course.add(part, text, task.every)
+        advance(part.losses.shape[1])
+        cache = part.cache
+        if file is not None and course.scored - stored >= task.checkpoint_every:
+            _store(file, course, cache, about)
+            stored = course.scored
+    assert cache is not None
+    return asdict(course) | _about_cache(cache, k)
+
+
 def _store(file: Path, course: _Course, cache: EvictionCache, about: str) -> None:
     notes = json.dumps(asdict(course)).encode()
     save_cache(cache, file, {"course": torch.frombuffer(bytearray(notes), dtype=torch.uint8)}, about)
 
 
-def _about_stream(ids: torch.Tensor, k: int | None, reader: Reader, task: PerplexityConfig) -> str:
-    """What must be the same for a stream to go on."""
-    text = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+def _about_stream(title: Text, ids: torch.Tensor, k: int | None, reader: Reader, task: PerplexityConfig) -> str:
+    """What must be the same for a stream to go on, within a cell."""
+    text = f"{title.title} {hashlib.sha256(ids.numpy().tobytes()).hexdigest()}"
     model = f"{type(reader.model).__name__} {reader.model.config.name_or_path} {reader.model.dtype}"
     how = f"{reader.prefill} {task.chunk} {reader.positions} {reader.seed} {task.every}"
     return f"{model} | {reader.policy!r} | {k} {how} | {text}"
@@ -283,7 +294,7 @@ def _windows(
         batch = torch.stack([ids[start : start + length] for start in starts])
         k = budget.entries(length, length) if budget is not None else None
         before = reader.tokens
-        key = fingerprint("windows", text.title, starts, batch, k, scored)
+        key = fingerprint("windows", text.title, starts, batch.tolist(), k, scored)
         noted = reader.journal.recall(key)
         if noted is None:
             chunks = list(read_chunks(reader, batch, k, chunk=length))

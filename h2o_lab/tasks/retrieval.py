@@ -52,7 +52,7 @@ def load(task: RetrievalConfig, data: DataConfig) -> Facts:
 
 def content(facts: Facts, task: RetrievalConfig) -> Any:
     """The rows or seeds that the questions are made of."""
-    return [type(facts).__name__, asdict(cast(Any, facts))]
+    return [type(facts).__name__, asdict(cast(Any, facts)) | {"origin": None}]
 
 
 def run(facts: Facts, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:

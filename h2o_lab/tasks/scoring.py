@@ -133,7 +133,8 @@ class Scorer:
     def _remembered(self, batch: list[Unit]) -> list[Score]:
         """The scores of a batch: from the journal, or computed and noted there."""
         journal, before = self.reader.journal, self.reader.tokens
-        key = fingerprint("scores", [[u.prefix, [c.tokens for c in u.choices], u.k, u.n] for u in batch])
+        texts = [[u.prefix, [[c.context, c.continuation] for c in u.choices], u.k, u.n] for u in batch]
+        key = fingerprint("scores", texts)
         noted = journal.recall(key)
         if noted is None:
             start = time.perf_counter()

@@ -28,7 +28,7 @@ def first_samples(cfg: Config, plan: Plan, data: Any, most: int) -> Config:
     small = copy.deepcopy(cfg)
     task: Any = small.task
     if task.kind == "perplexity":
-        task.limit, task.checkpoint = 1, None
+        task.limit = 1
         if task.mode == "streaming":
             _shorten_stream(small, plan, data.texts[0].text, most)
         else:
