@@ -6,6 +6,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from invariants import POLICIES
+from omegaconf import OmegaConf
 
 from h2o_lab.checks import build_policy
 from h2o_lab.config import config_dir
@@ -172,3 +173,12 @@ def test_random_depends_on_seed_layer_head_and_position_alone():
 
 def test_priority_reads_words():
     assert H2O(priority="mean").priority is Priority.MEAN
+
+
+@pytest.mark.parametrize("target", ["shutil.copyfile", "pathlib.Path", "h2o_lab.policies.Budget", "no.Where"])
+def test_what_is_no_policy_is_refused_before_it_runs(tmp_path, target):
+    (tmp_path / "from").write_text("x")
+    fields = {"src": str(tmp_path / "from"), "dst": str(tmp_path / "to")}
+    with pytest.raises(UserError, match="cannot be built|must name a class derived from"):
+        build_policy(OmegaConf.create({"_target_": target} | fields))
+    assert not (tmp_path / "to").exists()

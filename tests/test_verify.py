@@ -86,7 +86,7 @@ def lines(folder: Path) -> list[dict]:
 def test_the_first_samples_come_again(computed, case):
     folder = computed(case)
     stored = lines(folder)
-    found = verify(folder, 3)
+    found = verify(folder, 3, trust="include_path" in " ".join(CELLS[case]))
     assert found.samples == []
     assert found.same
     assert found.stored == len(stored)
@@ -104,6 +104,19 @@ def test_the_first_samples_come_again(computed, case):
     else:
         assert found.compared == names[:3]
         assert len(stored) > 3 or "lm-eval" in case
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("policy", {"_target_": "pathlib.Path"}), ("policy", {"_target_": "mine.Own"}), ("trust_remote_code", True)],
+)
+def test_code_that_is_not_ours_does_not_run_unasked(computed, tmp_path, key, value):
+    folder = shutil.copytree(computed("questions"), tmp_path / "copy")
+    cfg = yaml.safe_load((folder / "config.yaml").read_text())
+    (cfg if key == "policy" else cfg["model"])[key] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(cfg))
+    with pytest.raises(UserError, match="read them, then use --trust"):
+        verify(folder, 1, start=Path(computed("questions")).parents[1])
 
 
 def test_more_samples_than_there_are_is_all_of_them(computed):

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from h2o_lab.verify.report import show
         from h2o_lab.verify.verification import verify
 
-        found = verify(asked.folder, asked.samples, asked.tolerance, asked.start)
+        found = verify(asked.folder, asked.samples, asked.tolerance, asked.start, trust=asked.trust)
     except UserError as error:
         log.complain(str(error))
         sys.exit(2)
@@ -66,6 +66,11 @@ def _parser(tolerance: float) -> argparse.ArgumentParser:
         "--start",
         type=Path,
         help="the folder in which the run was started, from which relative paths of its configuration count",
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run code that the configuration names, of a policy or task of your own",
     )
     return parser
 

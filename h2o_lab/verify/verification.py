@@ -48,7 +48,9 @@ class Verification:
         return not self.samples
 
 
-def verify(folder: Path, most: int = 5, tolerance: float = TOLERANCE, start: Path | None = None) -> Verification:
+def verify(
+    folder: Path, most: int = 5, tolerance: float = TOLERANCE, start: Path | None = None, *, trust: bool = False
+) -> Verification:
     """Compute the first samples of a stored result again, and compare.
 
     Args:
@@ -56,6 +58,7 @@ def verify(folder: Path, most: int = 5, tolerance: float = TOLERANCE, start: Pat
         most: how many samples.
         tolerance: see `h2o_lab.verify.compare.differences`.
         start: see `read_stored`.
+        trust: whether code that the configuration names, and that is not ours, may run.
 
     Raises:
         UserError: the result cannot be verified: it cannot be read, or its model or data cannot be had.
@@ -65,6 +68,8 @@ def verify(folder: Path, most: int = 5, tolerance: float = TOLERANCE, start: Pat
     if not tolerance >= 0:
         raise UserError(f"--tolerance={tolerance} is out of range: it must be 0 or more.")
     stored = read_stored(folder, start)
+    if not trust:
+        _refuse_code(stored)
     plan = check(stored.cfg)
     kind = kind_of(stored.cfg.task.kind)
     whole = kind.load(stored.cfg.task, stored.cfg.data)
@@ -84,6 +89,21 @@ def verify(folder: Path, most: int = 5, tolerance: float = TOLERANCE, start: Pat
         conditions,
         tolerance,
     )
+
+
+def _refuse_code(stored: Stored) -> None:
+    """A folder of results may come from anybody.
+
+    Raises:
+        UserError: its configuration names code that is not ours.
+    """
+    cfg = stored.cfg
+    own = str(cfg.policy.get("_target_")).split(".")[0] == "h2o_lab"
+    if not own or cfg.model.trust_remote_code or getattr(cfg.task, "include_path", None):
+        raise UserError(
+            f"{stored.folder} was computed with a policy, model code or task that h2o_lab does not bring: "
+            "read them, then use --trust."
+        )
 
 
 def _lost(stored: Stored, compared: list[str], most: int) -> Iterator[Difference]:
