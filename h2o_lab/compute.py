@@ -76,11 +76,12 @@ def run_cell(
         seconds: what was spent before; goes into the record.
     """
     from h2o_lab.attention.executors import warm_up
+    from h2o_lab.models import model_fingerprint
     from h2o_lab.results.environment import environment, peak_memory_bytes, reset_peak_memory
     from h2o_lab.tasks.kinds import kind_of
 
     start = time.perf_counter()
-    loaded = _model(OmegaConf.to_yaml(cfg.model, resolve=True))
+    loaded = _model(OmegaConf.to_yaml(cfg.model, resolve=True), model_fingerprint(cfg.model))
     machine = environment(loaded.device)  # before the work: the repository may change while it runs
     seconds["load_model"] = time.perf_counter() - start
     start = time.perf_counter()
@@ -131,8 +132,8 @@ def _data(task: str, source: str) -> tuple[Any, str]:
 
 
 @lru_cache(maxsize=1)
-def _model(description: str) -> LoadedModel:
-    """The model of this YAML, kept for the next cell of a sweep in one process."""
+def _model(description: str, content: str) -> LoadedModel:
+    """The model of this YAML and content, kept for the next cell of a sweep in one process."""
     from h2o_lab.models import load_model
 
     return load_model(OmegaConf.create(description))  # type: ignore[arg-type]
