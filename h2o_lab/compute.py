@@ -43,7 +43,7 @@ def compute(
     resolved: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     result.write_config(resolved)
     start = time.perf_counter()
-    data, content = _data(OmegaConf.to_yaml(cfg.task, resolve=True), OmegaConf.to_yaml(cfg.data, resolve=True))
+    data, content = task_data(OmegaConf.to_yaml(cfg.task, resolve=True), OmegaConf.to_yaml(cfg.data, resolve=True))
     seconds = {"load_data": time.perf_counter() - start}
     model = model_fingerprint(cfg.model)
     cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model)))
@@ -119,9 +119,9 @@ def run_cell(
     return record, found.samples
 
 
-@lru_cache(maxsize=4)
-def _data(task: str, source: str) -> tuple[Any, str]:
-    """What the task of this YAML evaluates, and its fingerprint; kept for the next cell of a sweep."""
+@lru_cache(maxsize=8)
+def task_data(task: str, source: str) -> tuple[Any, str]:
+    """What the task of this YAML evaluates, as its kind loads it, and its fingerprint; kept for the next cells."""
     from h2o_lab.cells import fingerprint
     from h2o_lab.tasks.kinds import kind_of
 

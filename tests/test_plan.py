@@ -17,12 +17,12 @@ from test_run import character_tokenizer, surroundings
 from test_tasks import KINDS, own_task
 
 from h2o_lab.cells import Cell, Journal
-from h2o_lab.compute import run_cell
+from h2o_lab.compute import run_cell, task_data
 from h2o_lab.config import ModelConfig
 from h2o_lab.errors import UserError
 from h2o_lab.memory import kv_bytes
 from h2o_lab.plan import device, planner
-from h2o_lab.plan.cells import planned, task_data
+from h2o_lab.plan.cells import planned
 from h2o_lab.plan.cost import slots
 from h2o_lab.plan.planner import plan
 from h2o_lab.plan.speed import Speed

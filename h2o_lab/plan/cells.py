@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +13,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from h2o_lab.cells import Cell, fingerprint
+from h2o_lab.cells import Cell
 from h2o_lab.cells.identity import identity, name_of
 from h2o_lab.checks import Plan, check
+from h2o_lab.compute import task_data
 from h2o_lab.config import Config, config_dir, register
 from h2o_lab.errors import UserError
 from h2o_lab.models import model_fingerprint
 from h2o_lab.sweep import cells
-from h2o_lab.tasks.kinds import kind_of
 
 TO_DO, FINISHED = "to do", "finished"
 
@@ -91,15 +90,6 @@ def _planned(words: list[str], cfg: Config, before: Sequence[Planned]) -> Planne
     if twins and cfg.resume:
         state = f"as cell {twins[0]}"
     return Planned(tuple(words), cfg, plan, cell.name, state)
-
-
-@lru_cache(maxsize=32)
-def task_data(task: str, source: str) -> tuple[Any, str]:
-    """What the task of this YAML evaluates, as its kind loads it, and its fingerprint."""
-    task_cfg, data_cfg = OmegaConf.create(task), OmegaConf.create(source)
-    kind = kind_of(task_cfg.kind)
-    data = kind.load(task_cfg, data_cfg)
-    return data, fingerprint(kind.content(data, task_cfg))
 
 
 def _yaml(cfg: Any) -> str:

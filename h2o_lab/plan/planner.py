@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from h2o_lab.compute import task_data
 from h2o_lab.errors import UserError
 from h2o_lab.memory import largest_batch, weight_bytes
 from h2o_lab.models import load_config, load_model
-from h2o_lab.plan.cells import TO_DO, Planned, in_cell, planned, task_data
+from h2o_lab.plan.cells import TO_DO, Planned, in_cell, planned
 from h2o_lab.plan.cost import Cost, cost_of
 from h2o_lab.plan.device import Memory, memory_of
 from h2o_lab.plan.speed import Speed, measured
