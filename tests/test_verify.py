@@ -322,7 +322,7 @@ def test_a_spoilt_folder_is_one_sentence(changed, how, message):
             "data.dir=/nowhere/data is not a folder",
         ),
         ("config.yaml", lambda cfg: cfg["model"].update(path="gone"), "model.path=gone counts from the folder"),
-        ("config.yaml", lambda cfg: cfg["policy"].update(_target_="no.Where"), "cannot be built"),
+        ("config.yaml", lambda cfg: cfg["policy"].update(_target_="h2o_lab.no.Where"), "cannot be built"),
     ],
 )
 def test_a_result_that_cannot_be_computed_again_is_one_sentence(changed, file, change, message):
