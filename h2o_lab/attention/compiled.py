@@ -10,7 +10,6 @@ O(T k D) work and O(k) memory: no T x T map is formed.
 import torch
 
 from h2o_lab.attention import scan
-from h2o_lab.attention.kernel import ready
 from h2o_lab.attention.rolling import Rolling
 from h2o_lab.attention.state import EMPTY, NEVER, LayerState
 
@@ -29,22 +28,6 @@ def attend(
     normaliser: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `h2o_lab.attention.executors.attend` and the reference executor; tensors on the CPU."""
-    ready()
-    return run_blocks(q, k, v, state, scale=scale, valid=valid, static=static, normaliser=normaliser)
-
-
-def run_blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state: LayerState,
-    *,
-    scale: float,
-    valid: torch.Tensor,
-    static: torch.Tensor | None,
-    normaliser: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`attend`, with whatever kernel this process has."""
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype)
     for start in range(0, q.shape[2], BLOCK):
         block = slice(start, start + BLOCK)

@@ -88,7 +88,8 @@ def _choose(name: str, device: torch.device, state: LayerState) -> Callable[...,
     if name == "auto" and plain and not isinstance(state.policy, SparsePolicy):
         return dense.attend
     if name == "numba" or (name == "auto" and device.type == "cpu"):
-        from h2o_lab.attention import compiled
+        from h2o_lab.attention import compiled, kernel
 
+        kernel.ready()
         return compiled.attend
     return reference.attend

@@ -53,4 +53,4 @@ def touch() -> None:
     policy = H2O()
     state = LayerState.empty(policy, Caps.of(policy, [2]), token, token)
     valid = torch.ones(1, 2, dtype=torch.bool)
-    compiled.run_blocks(token, token, token, state, scale=1.0, valid=valid, static=None)
+    compiled.attend(token, token, token, state, scale=1.0, valid=valid, static=None)
