@@ -10,6 +10,8 @@ from h2o_lab.config import Config
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy, SparsePolicy
 
+STATS = ("none", "attention")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -49,6 +51,7 @@ def check(cfg: Config) -> Plan:
             f"policy={policy.name} reads each text at once, so that prefill=full would never evict: use "
             "prefill=evict."
         )
+    _check_stats(cfg, policy)
     _check_model(cfg, policy)
     kind_of(cfg.task.kind).check(cfg.task, cfg.data, policy, cfg.prefill)
     return Plan(policy, budget if policy.budgeted else None)
@@ -96,6 +99,29 @@ def _check_words(cfg: Config) -> None:
     ):
         if value not in allowed:
             raise UserError(f"{key}={value} is unknown: it must be one of {', '.join(allowed)}.")
+
+
+def _check_stats(cfg: Config, policy: Policy) -> None:
+    """Refuse numbers out of range, and what is not recorded."""
+    stats = cfg.stats
+    if stats.name not in STATS:
+        raise UserError(f"stats={stats.name} is unknown: it must be one of {', '.join(STATS)}.")
+    if stats.name == "none":
+        return
+    for key in ("threshold", "heavy_share"):
+        if not 0 < getattr(stats, key) < 1:
+            raise UserError(f"stats.{key}={getattr(stats, key)} is out of range: it must be between 0 and 1.")
+    for key, least in (("checkpoints", 1), ("sample_size", 1), ("window", 1)):
+        at_least(f"stats.{key}", getattr(stats, key), least)
+    if cfg.positions == "rolling":
+        raise UserError("stats=attention cannot record positions=rolling: use positions=original or stats=none.")
+    if policy.by_step and cfg.prefill != "full":
+        raise UserError(
+            f"stats=attention records texts that are read at once, and policy={policy.name} reads one token at a "
+            "time: use prefill=full, another policy, or stats=none."
+        )
+    if getattr(cfg.task, "mode", None) == "streaming":
+        raise UserError("stats=attention does not record streams: use task.mode=windowed or stats=none.")
 
 
 def _check_model(cfg: Config, policy: Policy) -> None:

@@ -35,7 +35,7 @@ def compute(
     Raises:
         UserError: data or model cannot be had, or a file cannot be written.
     """
-    from h2o_lab.cells import Cell
+    from h2o_lab.cells import Cell, Journal
     from h2o_lab.cells.identity import SEMANTICS, identity, name_of
     from h2o_lab.models import model_fingerprint
     from h2o_lab.results.trackers import tracker
@@ -53,11 +53,14 @@ def compute(
             cell.conclude()
             return cell.reuse(finished, result, {"overrides": overrides, "model": cfg.model.name})
         journal = cell.begin(result, anew=not cfg.resume)
+        if cfg.stats.name != "none":
+            journal = Journal()  # what was recorded of a batch is not in it
         with tracker(cfg.tracker, resolved, result.path, group, name) as tracked:
-            record, samples = run_cell(cfg, plan, data, journal, seconds)
+            record, samples, recorded = run_cell(cfg, plan, data, journal, seconds)
             record |= {"cell": cell.name, "semantics": SEMANTICS, "content": {"data": content, "model": model}}
             record |= {"overrides": overrides}
             result.write_samples(samples)
+            result.write_stats(recorded)
             record = result.finish(record)
             tracked.log(record, samples)
         cell.conclude()
@@ -66,8 +69,11 @@ def compute(
 
 def run_cell(
     cfg: Config, plan: Plan, data: Any, journal: Journal, seconds: dict[str, float]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Load the model, evaluate and describe one cell: (the result record, one record per question or text).
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, bytes]]:
+    """Load the model, evaluate and describe one cell.
+
+    Returns:
+        The result record, one record per question or text, and the tables of recorded attention by file name.
 
     Args:
         cfg, plan: what is asked.
@@ -78,6 +84,7 @@ def run_cell(
     from h2o_lab.attention.executors import warm_up
     from h2o_lab.models import model_fingerprint
     from h2o_lab.results.environment import environment, peak_memory_bytes, reset_peak_memory
+    from h2o_lab.stats import Recorder, files, headline, tables
     from h2o_lab.tasks.kinds import kind_of
 
     start = time.perf_counter()
@@ -90,8 +97,12 @@ def run_cell(
     reset_peak_memory(loaded.device)
     start = time.perf_counter()
     resumed = len(journal)
-    found: Evaluation = kind_of(cfg.task.kind).run(data, cfg, plan, loaded, journal)
+    recorder = Recorder(cfg.stats, loaded.tokenizer) if cfg.stats.name != "none" else None
+    found: Evaluation = kind_of(cfg.task.kind).run(data, cfg, plan, loaded, journal, recorder)
     seconds["evaluate"] = time.perf_counter() - start
+    start = time.perf_counter()
+    recorded = tables(recorder) if recorder is not None else {}
+    seconds["tables"] = time.perf_counter() - start
     record = describe(cfg, plan) | {
         "metrics": found.metrics,
         "main_metric": next(iter(found.metrics)),
@@ -116,7 +127,9 @@ def run_cell(
         "data": {"source": cfg.data.source, "origin": found.origin},
         "environment": machine,
     }
-    return record, found.samples
+    if recorder is not None:
+        record["stats"] = recorder.about | headline(recorded)
+    return record, found.samples, files(recorded)
 
 
 @lru_cache(maxsize=8)

@@ -176,6 +176,25 @@ class TrackerConfig:
 
 
 @dataclass
+class StatsConfig:
+    """What is recorded of the attention: of each text, the tokens that are read at once from its beginning (the
+    context of a question, a window, a prompt)."""
+
+    name: str = "none"
+    """`none` or `attention`."""
+    threshold: float = 0.01
+    """An entry of attention below this share of its row's maximum counts as zero (paper, section 3.1)."""
+    heavy_share: float = 0.2
+    """Share of a text's tokens, those with the most accumulated attention, that are called heavy hitters."""
+    checkpoints: int = 8
+    """Equal parts of a text, after each of which its heavy hitters are compared."""
+    sample_size: int = 1000
+    """Values of accumulated attention kept of each layer, drawn from all, to fit a power law to."""
+    window: int = 5
+    """Tokens to either side that count as neighbours."""
+
+
+@dataclass
 class Config:
     """One cell of a sweep: model x task x policy x budget."""
 
@@ -183,6 +202,7 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    stats: StatsConfig = field(default_factory=StatsConfig)
     policy: Any = MISSING
     """A `h2o_lab.policies.Policy`, as Hydra `_target_` and fields."""
     budget: float | None = None

@@ -7,12 +7,16 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 import wandb
+from test_recorder import recorded
 
 from h2o_lab.config import TrackerConfig
 from h2o_lab.errors import UserError
+from h2o_lab.policies import H2O
 from h2o_lab.results import tracker, trackers
 from h2o_lab.results.trackers import SAMPLE_ROWS
+from h2o_lab.stats import TABLES, files, tables
 
 RESULT = {
     "policy": "h2o",
@@ -123,6 +127,27 @@ def test_cells_of_one_process_are_runs_of_their_own(tmp_path):
             run.log({"metrics": {"acc": number}}, [])
     assert [summary(tmp_path / str(number))["acc"] for number in (0, 1)] == [0, 1]
     assert next(record.run.run_group for record in records(tmp_path / "0") if record.HasField("run")) == "mine"
+
+
+def test_recorded_attention_is_shown_and_its_files_are_an_artifact(tmp_path, caplog, capfd):
+    (tmp_path / "cell" / "stats").mkdir(parents=True)
+    ids = torch.randint(3, 97, (2, 64), generator=torch.Generator().manual_seed(0)).tolist()
+    for name, content in files(tables(recorded(ids, H2O(), 16))).items():
+        (tmp_path / "cell" / "stats" / name).write_bytes(content)
+    with start(tmp_path / "cell") as run:
+        run.log(RESULT, [])
+    assert warnings(caplog) == []
+    assert "".join(capfd.readouterr()) == ""
+    shown = [path.name for path in tmp_path.glob("cell/wandb/*/files/media/*/stats/*")]
+    for name in ("heads_", "layers_", "times_", "kinds_", "overview_"):
+        assert sum(file.startswith(name) for file in shown) == 1
+    artifact = next(
+        record.request.log_artifact.artifact if record.HasField("request") else record.artifact
+        for record in records(tmp_path / "cell")
+        if record.HasField("artifact") or record.request.HasField("log_artifact")
+        if (record.artifact.type or record.request.log_artifact.artifact.type) == "attention-statistics"
+    )
+    assert {entry.path for entry in artifact.manifest.contents} == {f"{name}.parquet" for name in TABLES}
 
 
 def test_the_table_of_questions_is_capped(tmp_path):

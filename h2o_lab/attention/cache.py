@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers.cache_utils import Cache
@@ -37,6 +37,10 @@ class EvictionCache(Cache):
         given: for each layer float32 [B, H, T], numbers by position for policies that rank by `given` (see
             `column_sums`).
         record: whether to record when each token is evicted (`LayerState.evicted_at`).
+
+    Attributes:
+        watch: called by each layer after it has attended, with q, k, scale and valid as of `attend`, and
+            `LayerState.evicted_at`; None for nobody.
 
     Raises:
         UserError: an argument is not among those allowed.
@@ -74,6 +78,7 @@ class EvictionCache(Cache):
         self.lengths = lengths
         self.given = given
         self.record = record
+        self.watch: Callable[..., None] | None = None
         self.evicting = [EvictionLayer(self, index) for index in range(layers)]
         super().__init__(layers=list(self.evicting))
 
@@ -132,6 +137,12 @@ class EvictionCache(Cache):
         if not self.states:
             raise UserError("an empty cache cannot be forked: make another one.")
         return self.select(torch.arange(len(self.seen)))
+
+    def forget_evictions(self) -> None:
+        """Record no longer when tokens are evicted, and drop what was recorded."""
+        self.record = False
+        for state in self.states:
+            state.evicted_at = None
 
     @property
     def states(self) -> list[LayerState]:

@@ -91,6 +91,8 @@ class EvictionLayer(CacheLayerMixin):
             self.state = self.state.to(k.device)
         self.rolling, self.state.rotary = rotary is not None, rotary
         out = attend(q, k, v, self.state, scale=scale, valid=valid, static=static, executor=cache.executor)
+        if cache.watch is not None:
+            cache.watch(q, k, scale, valid, self.state.evicted_at)
         if prompt_in_full:
             assert caps is not None
             self._shrink(q, scale, valid, caps)

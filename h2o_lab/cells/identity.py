@@ -35,6 +35,7 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
         data: fingerprint of the rows.
         model: fingerprint of the model.
     """
+    recorded = {} if cfg.stats.name == "none" else {"stats": OmegaConf.to_container(cfg.stats, resolve=True)}
     task: dict[str, Any] = OmegaConf.to_container(cfg.task, resolve=True)  # type: ignore[assignment]
     return {
         "semantics": SEMANTICS,
@@ -48,7 +49,7 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
         "positions": cfg.positions,
         "executor": cfg.executor,
         "seed": cfg.seed,
-    }
+    } | recorded
 
 
 def _policy(policy: Policy) -> dict[str, Any]:

@@ -19,6 +19,8 @@ SCHEMA = 1
 CONFIG = "config.yaml"
 SAMPLES = "samples.jsonl"
 RESULT = "result.json"
+STATS = "stats"
+"""Subfolder of recorded attention."""
 
 
 def plain(value: Any) -> Any:
@@ -50,17 +52,19 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Put `text` into `path` as UTF-8, so that a reader sees the old file or the new one, never a part.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Put `content` into `path`, text as UTF-8, so that a reader sees the old file or the new one, never a part.
 
     Raises:
         UserError: The file cannot be written (no space, no permission).
     """
+    if isinstance(content, str):
+        # A lone surrogate, which UTF-8 cannot hold, turns into the escape that JSON has for it.
+        content = content.encode("utf-8", "backslashreplace")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            # A lone surrogate, which UTF-8 cannot hold, turns into the escape that JSON has for it.
-            file.write(text.encode("utf-8", "backslashreplace"))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -90,6 +94,16 @@ class ResultFolder:
     def write_samples(self, samples: list[dict[str, Any]]) -> None:
         """Store one question per line in `samples.jsonl`."""
         write_atomic(self.path / SAMPLES, "".join(to_json(sample) + "\n" for sample in samples))
+
+    def write_stats(self, tables: Mapping[str, bytes]) -> None:
+        """Store the tables of recorded attention, by file name, in the subfolder `stats`.
+
+        Raises:
+            UserError: a file cannot be written.
+        """
+        for name, content in tables.items():
+            (self.path / STATS).mkdir(exist_ok=True)
+            write_atomic(self.path / STATS / name, content)
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write `result.json` with status `finished`; returns what it now holds.
@@ -127,6 +141,7 @@ class ResultFolder:
             raise UserError(f"{finished} cannot be read ({error}): delete it, or use resume=false.") from error
         _refuse_recorded(self.path)
         record |= plain(told)
+        self.write_stats({table.name: table.read_bytes() for table in (finished / STATS).glob("*.parquet")})
         write_atomic(self.path / SAMPLES, samples)
         write_atomic(self.path / RESULT, to_json(record, indent=2) + "\n")
         return record

@@ -8,13 +8,14 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from h2o_lab.errors import UserError
 from h2o_lab.results.collect import flatten
-from h2o_lab.results.store import plain, sentence, to_json
+from h2o_lab.results.store import STATS, plain, sentence, to_json
 
 if TYPE_CHECKING:
     import wandb
@@ -38,6 +39,8 @@ def check_tracker(cfg: "TrackerConfig") -> None:
 
 TRACKERS = ("wandb", "none")
 MODES = ("auto", "online", "offline")
+STATS_SHOWN = ("heads", "layers", "times", "kinds")
+"""Tables of recorded attention that W&B shows; the artifact has all."""
 SAMPLE_ROWS = 1000
 """The most questions that the W&B table of one run shows; `samples.jsonl` has all of them."""
 INIT_TIMEOUT = 20
@@ -93,6 +96,7 @@ class WandbTracker(Tracker):
     def __init__(self, cfg: "TrackerConfig", config: dict[str, Any], folder: Path, group: str, name: str) -> None:
         self._run: wandb.Run | None = None
         self._exit_code = 0
+        self._folder = folder
         place: dict[str, Any] = {"project": cfg.project, "entity": cfg.entity, "group": group, "name": name}
         place |= {"dir": str(folder), "tags": list(cfg.tags), "job_type": config["task"]["kind"]}
         online = False
@@ -110,7 +114,8 @@ class WandbTracker(Tracker):
                 log.info("W&B: offline run in %s; upload it with `wandb sync`", files)
 
     def log(self, result: Mapping[str, Any], samples: list[dict[str, Any]]) -> None:
-        """The flattened result becomes the summary, the first `SAMPLE_ROWS` questions `samples_table`."""
+        """The flattened result becomes the summary, the first `SAMPLE_ROWS` questions `samples_table`; recorded
+        attention becomes tables, a picture, and an artifact with its files."""
         if self._run is None:
             return
         with _harmless("log the result"):
@@ -118,6 +123,9 @@ class WandbTracker(Tracker):
         with _harmless("log the questions"):
             if samples:
                 self._run.log({"samples_table": _table(samples[:SAMPLE_ROWS])})
+        if (self._folder / STATS).is_dir():
+            with _harmless("log the recorded attention"):
+                _log_stats(self._run, self._folder)
 
     def fail(self, error: BaseException) -> None:
         """Mark the run as failed, with the error in its summary."""
@@ -177,6 +185,23 @@ def _start(mode: Literal["online", "offline"], config: dict[str, Any], place: di
         x_save_requirements=False,
     )
     return wandb.init(mode=mode, config=plain(config), reinit="create_new", settings=settings, **place)
+
+
+def _log_stats(run: "wandb.Run", folder: Path) -> None:
+    import wandb
+    from PIL import Image
+
+    from h2o_lab.stats import TABLES, read
+    from h2o_lab.stats.charts import overview
+
+    tables = {name: read(folder, name) for name in TABLES}
+    shown = {f"stats/{name}": wandb.Table(dataframe=tables[name]) for name in STATS_SHOWN}
+    picture = BytesIO()
+    overview(tables).savefig(picture, format="png", dpi=150)
+    run.log(shown | {"stats/overview": wandb.Image(Image.open(picture))})
+    artifact = wandb.Artifact(f"attention-{run.id}", type="attention-statistics", description="; ".join(TABLES))
+    artifact.add_dir(str(folder / STATS))
+    run.log_artifact(artifact)
 
 
 def _table(samples: list[dict[str, Any]]) -> "wandb.Table":

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from h2o_lab.data import Rows
     from h2o_lab.models import LoadedModel
     from h2o_lab.policies import Policy
+    from h2o_lab.stats import Recorder
     from h2o_lab.tasks.lm import EvictionLM
 
 POOL = 200
@@ -193,7 +194,14 @@ def _sources(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else type(value).__qualname__
 
 
-def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
+def run(
+    data: TaskData,
+    cfg: Config,
+    plan: Plan,
+    loaded: LoadedModel,
+    journal: Journal,
+    recorder: Recorder | None = None,
+) -> Evaluation:
     """Evaluate one cell."""
     scorer = Scorer(
         loaded.model,
@@ -205,6 +213,7 @@ def run(data: TaskData, cfg: Config, plan: Plan, loaded: LoadedModel, journal: J
         cfg.seed,
         cfg.task.batch_tokens,
         journal=journal,
+        recorder=recorder,
     )
     return evaluate(data, cast(HarnessConfig, cfg.task), scorer, loaded.tokenizer)
 

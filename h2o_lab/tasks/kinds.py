@@ -2,7 +2,7 @@
 
 `check(task, data, policy, prefill)` refuses what cannot work before anything slow starts, `load(task, data)` reads
 what is to be evaluated (no weights), `content(loaded_data, task)` is what of it determines a result, in plain
-values, and `run(loaded_data, cfg, plan, model, journal)` evaluates it.
+values, and `run(loaded_data, cfg, plan, model, journal, recorder)` evaluates it.
 """
 
 from __future__ import annotations

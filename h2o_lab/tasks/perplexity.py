@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from h2o_lab.checks import Plan
     from h2o_lab.models import LoadedModel
+    from h2o_lab.stats import Recorder
 
 MODES = ("windowed", "streaming")
 
@@ -93,9 +94,16 @@ def content(texts: Texts, task: PerplexityConfig) -> Any:
     return [asdict(text) for text in texts.texts]
 
 
-def run(texts: Texts, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
+def run(
+    texts: Texts,
+    cfg: Config,
+    plan: Plan,
+    loaded: LoadedModel,
+    journal: Journal,
+    recorder: Recorder | None = None,
+) -> Evaluation:
     """Evaluate one cell."""
-    reader = Reader.of(cfg, plan, loaded, journal)
+    reader = Reader.of(cfg, plan, loaded, journal, recorder)
     return evaluate(texts, cast(PerplexityConfig, cfg.task), plan.budget, reader, loaded.tokenizer)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from h2o_lab.checks import Plan
     from h2o_lab.config import Config
     from h2o_lab.models import LoadedModel
+    from h2o_lab.stats import Recorder
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Reader:
         executor: see `attend`.
         seed: seed of policies that draw.
         journal: remembers what has been evaluated; see `h2o_lab.cells`.
+        recorder: is told what attention does in the first call of each text; None for nobody.
 
     Attributes:
         tokens: tokens fed to the model so far, first passes included.
@@ -48,12 +50,16 @@ class Reader:
     executor: str = "auto"
     seed: int = 0
     journal: Journal = field(default_factory=Journal)
+    recorder: Recorder | None = None
     tokens: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Reader:
+    def of(
+        cls, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal, recorder: Recorder | None = None
+    ) -> Reader:
         """The reader of a cell."""
-        return cls(loaded.model, plan.policy, cfg.prefill, cfg.positions, cfg.executor, cfg.seed, journal)
+        how = (cfg.prefill, cfg.positions, cfg.executor, cfg.seed)
+        return cls(loaded.model, plan.policy, *how, journal, recorder)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -107,9 +113,16 @@ class Reader:
             capacity=capacity,
             lengths=list(n),
             given=given,
-            record=record,
+            record=record or (self.recorder is not None and self.policy.evicts),
         )
+        if self.recorder is not None:
+            cache.watch = self.recorder.saw
         logits = self.go_on(texts, wanted, cache)
+        if self.recorder is not None:
+            self.recorder.conclude(texts)
+            cache.watch = None
+            if not record:
+                cache.forget_evictions()
         if len(cache.states) < len(cache.evicting):
             raise UserError(f"{type(self.model).__name__} does not use its cache in every layer: it cannot be run.")
         return logits, cache

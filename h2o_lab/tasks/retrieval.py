@@ -20,6 +20,7 @@ from h2o_lab.tasks.reader import Reader
 if TYPE_CHECKING:
     from h2o_lab.checks import Plan
     from h2o_lab.models import LoadedModel
+    from h2o_lab.stats import Recorder
 
 
 def check(task: RetrievalConfig, data: DataConfig, policy: Policy, prefill: str = "evict") -> None:
@@ -55,9 +56,16 @@ def content(facts: Facts, task: RetrievalConfig) -> Any:
     return [type(facts).__name__, asdict(cast(Any, facts)) | {"origin": None}]
 
 
-def run(facts: Facts, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
+def run(
+    facts: Facts,
+    cfg: Config,
+    plan: Plan,
+    loaded: LoadedModel,
+    journal: Journal,
+    recorder: Recorder | None = None,
+) -> Evaluation:
     """Evaluate one cell."""
-    reader = Reader.of(cfg, plan, loaded, journal)
+    reader = Reader.of(cfg, plan, loaded, journal, recorder)
     return evaluate(facts, cast(RetrievalConfig, cfg.task), plan.budget, reader, loaded.tokenizer)
 
 

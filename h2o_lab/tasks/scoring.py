@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -18,6 +19,9 @@ from h2o_lab.cells import Journal, fingerprint
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
 from h2o_lab.tasks.reader import Reader
+
+if TYPE_CHECKING:
+    from h2o_lab.stats import Recorder
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class Scorer:
         seed: seed of policies that draw.
         batch_tokens: upper bound on the padded tokens of one forward pass (one unit is always run).
         journal: remembers what has been scored; see `h2o_lab.cells`.
+        recorder: see `Reader`.
     """
 
     model: PreTrainedModel
@@ -104,12 +109,12 @@ class Scorer:
     seed: int = 0
     batch_tokens: int = 2048
     journal: Journal = field(default_factory=Journal)
+    recorder: Recorder | None = None
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
-        self.reader = Reader(
-            self.model, self.policy, self.prefill, self.positions, self.executor, self.seed, self.journal
-        )
+        how = (self.prefill, self.positions, self.executor, self.seed)
+        self.reader = Reader(self.model, self.policy, *how, self.journal, self.recorder)
 
     def score(
         self, questions: Sequence[Sequence[Choice]], advance: Callable[[int], None] = lambda choices: None

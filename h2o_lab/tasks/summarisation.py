@@ -20,6 +20,7 @@ from h2o_lab.tasks.text_metrics import ROUGE, distinct, repetition, rouge, self_
 if TYPE_CHECKING:
     from h2o_lab.checks import Plan
     from h2o_lab.models import LoadedModel
+    from h2o_lab.stats import Recorder
 
 LEVEL = 0.95
 """Of the bootstrap confidence intervals."""
@@ -85,10 +86,17 @@ def content(documents: Documents, task: SummarisationConfig) -> Any:
     return [documents.rows, documents.pool if task.num_fewshot else []]
 
 
-def run(documents: Documents, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Evaluation:
+def run(
+    documents: Documents,
+    cfg: Config,
+    plan: Plan,
+    loaded: LoadedModel,
+    journal: Journal,
+    recorder: Recorder | None = None,
+) -> Evaluation:
     """Summarise every document, with its prompt read as `prefill` says."""
     task = cast(SummarisationConfig, cfg.task)
-    reader = Reader.of(cfg, plan, loaded, journal)
+    reader = Reader.of(cfg, plan, loaded, journal, recorder)
     return evaluate(documents, task, plan.budget, reader, loaded.tokenizer)
 
 

@@ -26,6 +26,7 @@ def first_samples(cfg: Config, plan: Plan, data: Any, most: int) -> Config:
         UserError: the samples depend on the length of the whole text in a way that no setting can say.
     """
     small = copy.deepcopy(cfg)
+    small.stats.name = "none"
     task: Any = small.task
     if task.kind == "perplexity":
         task.limit = 1

@@ -75,7 +75,7 @@ def verify(
     whole = kind.load(stored.cfg.task, stored.cfg.data)
     small = first_samples(stored.cfg, plan, whole, most)
     data = kind.load(small.task, small.data)
-    record, computed = run_cell(small, check(small), data, Journal(), {})
+    record, computed, _ = run_cell(small, check(small), data, Journal(), {})
     now = [json.loads(to_json(sample)) for sample in computed]
     if not now:
         raise UserError(f"{folder}: its configuration gives no sample now, so that there is nothing to compare.")

@@ -1,0 +1,7 @@
+"""What attention does: recorded while a cell is evaluated (`stats=attention`), stored as tables."""
+
+from h2o_lab.stats.power_law import fit
+from h2o_lab.stats.recorder import Recorder
+from h2o_lab.stats.tables import TABLES, files, headline, read, tables
+
+__all__ = ["TABLES", "Recorder", "files", "fit", "headline", "read", "tables"]
