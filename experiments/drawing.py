@@ -1,85 +1,98 @@
-"""How figures look, and what their files say about where they come from."""
+"""How figures look, and what files say about where they come from."""
 
 from __future__ import annotations
 
-import argparse
-import logging
+import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib
-import pandas as pd
 from matplotlib.figure import Figure
 
 import h2o_lab
-from h2o_lab import log
-from h2o_lab.errors import UserError
-from h2o_lab.results import load
 from h2o_lab.results.environment import own_git_state
 
-logger = logging.getLogger("h2o_lab.experiments")
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; markers tell them apart in print
+class Look(NamedTuple):
+    """Of a policy's points and line."""
+
+    colour: str
+    marker: str
+    line: str = "-"
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; markers and lines tell them apart in print
 LOOK = {
-    "full": ("#000000", "o"),
-    "h2o": ("#D55E00", "s"),
-    "local": ("#0072B2", "^"),
-    "streaming": ("#009E73", "D"),
-    "h2o_streaming": ("#CC79A7", "v"),
-    "random": ("#999999", "x"),
-    "h2_only": ("#E69F00", "P"),
-    "global_h2": ("#56B4E9", "*"),
+    "full": Look("#000000", "o"),
+    "h2o": Look("#D55E00", "s"),
+    "local": Look("#0072B2", "^"),
+    "streaming": Look("#009E73", "D"),
+    "h2o_streaming": Look("#CC79A7", "v"),
+    "random": Look("#999999", "x"),
+    "h2_only": Look("#E69F00", "P"),
+    "global_h2": Look("#56B4E9", "*"),
+    "strided": Look("#56B4E9", "v", "--"),
+    "fixed": Look("#CC79A7", ">", "--"),
+    "strided_h2": Look("#56B4E9", "v"),
+    "fixed_h2": Look("#CC79A7", ">"),
+    "topk": Look("#E69F00", "X", ":"),
+    "topk_h2": Look("#E69F00", "X"),
+    "spatten": Look("#999999", "h", "-."),
+    "drop_h2": Look("#882255", "d"),
 }
-"""Colour and marker of the policies that are drawn most."""
+"""Colour, marker and line of the policies that are drawn most, in the order of legends."""
+OTHERS = (
+    Look("#0072B2", "^"),
+    Look("#D55E00", "s"),
+    Look("#009E73", "D"),
+    Look("#CC79A7", "v"),
+    Look("#E69F00", "P"),
+    Look("#56B4E9", "*"),
+)
+"""Of lines that are not policies."""
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "figure.dpi": 150,
+    "savefig.dpi": 200,
     "font.size": 9,
+    "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.3,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.5,
+    "errorbar.capsize": 2,
     "legend.frameon": False,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
 }
 
 
-def draw_command(name: str, description: str | None, draw: Callable[[pd.DataFrame], Figure]) -> None:
-    """The command line of a figure: reads results, draws, and writes `<name>.pdf` and `<name>.png`.
+def look(policy: str) -> Look:
+    return LOOK.get(policy, Look("#555555", "."))
 
-    A missing folder or missing runs end the program with code 2 and one sentence.
-    """
-    made = argparse.ArgumentParser(prog=f"python -m experiments.{name}", description=description)
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.add_argument("results", nargs="*", default=["results"], help="folders of results (default results)")
-    made.add_argument("--out", default="figures", help="folder of the pictures (default figures)")
-    args = made.parse_args()
-    log.set_up()
-    try:
-        frame = load(*args.results)
-        with matplotlib.rc_context(STYLE):
-            files = save(draw(frame[frame["status"] == "finished"]), Path(args.out), name)
-    except UserError as error:
-        log.complain(str(error))
-        sys.exit(2)
-    logger.info("drawn: %s", ", ".join(map(str, files)))
+
+def rank(policy: str) -> tuple[int, str]:
+    """Sorts policies as legends and tables have them."""
+    names = list(LOOK)
+    return (names.index(policy) if policy in names else len(names), policy)
+
+
+def provenance(name: str) -> str:
+    """The command that is running, and the version and commit of the code."""
+    git = own_git_state()
+    commit = f"{git['commit']}{' and changes' if git['dirty'] else ''}" if git else "no repository"
+    command = shlex.join(["python", "-m", f"experiments.{name}", *sys.argv[1:]])
+    return f"{command}; h2o_lab {h2o_lab.__version__}, commit {commit}"
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PDF and PNG, with the command and the commit in their metadata."""
     folder.mkdir(parents=True, exist_ok=True)
-    git = own_git_state()
-    commit = f"{git['commit']}{' and changes' if git['dirty'] else ''}" if git else "no repository"
-    about = f"python -m experiments.{name}; h2o_lab {h2o_lab.__version__}, commit {commit}"
+    about = provenance(name)
     pdf, png = folder / f"{name}.pdf", folder / f"{name}.png"
     figure.savefig(pdf, metadata={"Subject": about})
     figure.savefig(png, metadata={"Description": about})
     return [pdf, png]
-
-
-def newest(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Of runs of the same cell, the last one."""
-    return frame.sort_values("path").drop_duplicates(keys, keep="last")

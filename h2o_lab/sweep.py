@@ -7,11 +7,12 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
@@ -19,10 +20,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from h2o_lab.checks import check
-from h2o_lab.config import Config, threads, workers
+from h2o_lab.config import Config, config_dir, register, threads, workers
 from h2o_lab.errors import UserError
 from h2o_lab.log import complain, set_up
 
@@ -101,6 +103,45 @@ def cells(overrides: list[str], loader: ConfigLoader) -> list[list[str]]:
                 "that searches, as hydra/sweeper=h2o_optuna."
             )
     return [cell for batch in BasicSweeper.split_arguments(parsed, max_batch_size=None) for cell in batch]
+
+
+class Composed(NamedTuple):
+    """A cell of a sweep: its overrides, and its configuration."""
+
+    overrides: list[str]
+    cfg: Config
+
+
+def composed(overrides: Sequence[str]) -> list[Composed]:
+    """Every cell that `python -m h2o_lab.run -m` would start with these overrides, in its order; none is checked.
+
+    Raises:
+        UserError: a cell cannot be composed, or a sweeper searches instead of taking a list.
+        HydraException: the overrides cannot be composed.
+    """
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        hydra = loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN).hydra
+        if not _is(hydra.sweeper, "BasicSweeper"):
+            raise UserError(
+                f"{_name(hydra, 'sweeper')} chooses its cells as it goes: only a sweep of listed values has cells "
+                "that are known before, with hydra/sweeper=basic."
+            )
+        preset = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
+        found: list[Composed] = []
+        for words in cells(preset + list(hydra.overrides.task), loader):
+            try:
+                cfg = compose("config", words + list(hydra.overrides.hydra))
+            except HydraException as error:
+                raise in_cell(error, words) from error
+            found.append(Composed(words, cast(Config, cfg)))
+    return found
+
+
+def in_cell(error: Exception, overrides: Sequence[str]) -> UserError:
+    """The error, with the cell in which it occurred."""
+    return UserError(f"{error} (cell {' '.join(overrides) or 'without overrides'})")
 
 
 def check_plugins(hydra: DictConfig) -> None:

@@ -1,7 +1,7 @@
 """What a sweep will take, before it starts: nothing is written.
 
 python -m h2o_lab.plan policy=full,h2o budget=0.1,0.2 task=piqa task.limit=1000
-python -m h2o_lab.plan --no-calibrate +experiment=book
+python -m h2o_lab.plan --no-calibrate +experiment=fig5
 
 Give it the same words as `python -m h2o_lab.run -m`. Each cell is composed and checked as the run does it, its real
 prompts are tokenised, and the model is run for a few seconds under each policy to tell its speed.

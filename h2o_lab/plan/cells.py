@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from h2o_lab.cells import Cell
 from h2o_lab.cells.identity import identity, name_of
 from h2o_lab.checks import Plan, check
 from h2o_lab.compute import task_data
-from h2o_lab.config import Config, config_dir, register
+from h2o_lab.config import Config
 from h2o_lab.errors import UserError
 from h2o_lab.models import model_fingerprint
-from h2o_lab.sweep import cells
+from h2o_lab.sweep import composed, in_cell
 
 TO_DO, FINISHED = "to do", "finished"
 
@@ -56,29 +53,13 @@ def planned(overrides: Sequence[str]) -> list[Planned]:
         UserError: a cell is wrong, named with its overrides, or a sweeper searches instead of taking a list.
         HydraException: the overrides cannot be composed.
     """
-    register()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        hydra = loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN).hydra
-        if not str(hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
-            raise UserError(
-                f"hydra/sweeper={hydra.runtime.choices['hydra/sweeper']} chooses its cells as it goes: only a "
-                "sweep of listed values can be planned, with hydra/sweeper=basic."
-            )
-        preset = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
-        found: list[Planned] = []
-        for words in cells(preset + list(hydra.overrides.task), loader):
-            try:
-                cfg = cast(Config, compose("config", words + list(hydra.overrides.hydra)))
-                found.append(_planned(words, cfg, found))
-            except (UserError, HydraException) as error:
-                raise in_cell(error, words) from error
+    found: list[Planned] = []
+    for words, cfg in composed(overrides):
+        try:
+            found.append(_planned(words, cfg, found))
+        except (UserError, HydraException) as error:
+            raise in_cell(error, words) from error
     return found
-
-
-def in_cell(error: Exception, overrides: Sequence[str]) -> UserError:
-    """The error, with the cell in which it occurred."""
-    return UserError(f"{error} (cell {' '.join(overrides) or 'without overrides'})")
 
 
 def _planned(words: list[str], cfg: Config, before: Sequence[Planned]) -> Planned:

@@ -13,11 +13,12 @@ from h2o_lab.compute import task_data
 from h2o_lab.errors import UserError
 from h2o_lab.memory import largest_batch, weight_bytes
 from h2o_lab.models import load_config, load_model
-from h2o_lab.plan.cells import TO_DO, Planned, in_cell, planned
+from h2o_lab.plan.cells import TO_DO, Planned, planned
 from h2o_lab.plan.cost import Cost, cost_of
 from h2o_lab.plan.device import Memory, memory_of
 from h2o_lab.plan.speed import Speed, measured
 from h2o_lab.plan.work import Work, load_tokenizer, work_of
+from h2o_lab.sweep import in_cell
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

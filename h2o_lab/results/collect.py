@@ -25,20 +25,22 @@ COLUMNS = [
 """Columns that `load` always has, whatever the results hold."""
 
 
-def load(*paths: Path | str) -> "DataFrame":
+def load(*paths: Path | str, copies: bool = False) -> "DataFrame":
     """Every `result.json` in or below `paths`, one row each.
 
     Nested keys are joined by dots (`kv_bytes.resident_mean`, in bytes; `seconds.evaluate`), except the short
     names for metrics (`acc`, `acc_stderr`), `k_mean`, `k_min`, `k_max`, `git_commit` and `git_dirty`.
     A file that cannot be read is a row with status `unreadable` and the reason in `error`. `path` is the
-    result folder. A copy that a restarted sweep took over (`reused_from`) is left out where its original is there.
+    result folder. A copy that a restarted sweep took over (`reused_from`) is left out where its original is there,
+    unless `copies` are wanted.
 
     Raises:
         UserError: A path does not exist, or there is no result below any of them.
     """
     from pandas import DataFrame
 
-    frame = DataFrame(_originals([_row(file) for file in _find(paths, RESULT)]))
+    rows = [_row(file) for file in _find(paths, RESULT)]
+    frame = DataFrame(rows if copies else _originals(rows))
     return frame.reindex(columns=[*COLUMNS, *(name for name in frame.columns if name not in COLUMNS)])
 
 

@@ -56,7 +56,7 @@ def read_stored(folder: Path, start: Path | None = None) -> Stored:
         UserError: the folder holds no finished result that this version can read, or a path leads nowhere.
     """
     record = _record(folder)
-    cfg = _typed(folder / CONFIG)
+    cfg = stored_config(folder / CONFIG)
     samples = _samples(folder / SAMPLES)
     _find_places(cfg, [start] if start is not None else [*_started_in(folder, cfg.results_dir), Path.cwd()])
     return Stored(folder, cfg, record, samples)
@@ -82,8 +82,12 @@ def _record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _typed(file: Path) -> Config:
-    """A resolved configuration in the dataclasses of this version: what it lacks gets its default."""
+def stored_config(file: Path) -> Config:
+    """A resolved configuration in the dataclasses of this version: what it lacks gets its default.
+
+    Raises:
+        UserError: the file cannot be read, or does not fit this version.
+    """
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         task = OmegaConf.structured(TASKS[values["task"]["kind"]])

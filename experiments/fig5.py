@@ -1,7 +1,7 @@
 """A whole book as one stream: perplexity and memory along it (paper, Figure 5).
 
-python -m h2o_lab.run -m +experiment=book
-python -m experiments.book results
+python -m experiments.fig5
+python -m experiments.fig5 --run
 """
 
 from __future__ import annotations
@@ -10,26 +10,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.drawing import LOOK, draw_command, newest
-from h2o_lab.errors import UserError
+from experiments.drawing import look
+from experiments.driver import Experiment, main
 from h2o_lab.results import load_samples
 
-TASK = "pg19"
 LINES = ("-", "--", ":", "-.")
 STRETCH = 5000
 """Tokens that one point of a curve stands for."""
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Curves of perplexity (above) and of the memory of the process (below) over the position in the book.
-
-    Raises:
-        UserError: there is no streamed book.
-    """
-    runs = frame[(frame["task"] == TASK) & (frame.get("text.mode") == "streaming")]
-    if runs.empty:
-        raise UserError(f"no streamed {TASK} is there: run python -m h2o_lab.run -m +experiment=book.")
-    runs = newest(runs, ["model", "policy", "budget_tokens"]).sort_values(["budget_tokens", "policy"])
+    """Curves of perplexity (above) and of the memory of the process (below) over the position in the book."""
+    runs = frame.sort_values(["budget_tokens", "policy"])
     budgets = list(dict.fromkeys(runs["budget_tokens"]))
     figure = Figure(figsize=(6.5, 5))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -37,8 +29,10 @@ def draw(frame: pd.DataFrame) -> Figure:
         samples = load_samples(run["path"])
         points = samples.assign(nats=np.log(samples["perplexity"])).groupby((samples["tokens"] - 1) // STRETCH)
         position = points["tokens"].max()
-        colour, _ = LOOK.get(run["policy"], ("#555555", "o"))
-        style = {"color": colour, "linestyle": LINES[budgets.index(run["budget_tokens"]) % len(LINES)]}
+        style = {
+            "color": look(run["policy"]).colour,
+            "linestyle": LINES[budgets.index(run["budget_tokens"]) % len(LINES)],
+        }
         label = f"{run['policy']}, k = {run['budget_tokens']:.0f}: {run['perplexity']:.1f}"
         above.plot(position, np.exp(points["nats"].mean()), label=label, **style)
         below.plot(position, points["process_bytes"].max() / 2**20, **style)
@@ -50,5 +44,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
+EXPERIMENT = Experiment("fig5", __doc__, draw=draw, paper=("model=llama_7b", "data=hub"))
+
 if __name__ == "__main__":
-    draw_command("book", __doc__, draw)
+    main(EXPERIMENT)

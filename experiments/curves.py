@@ -1,0 +1,162 @@
+"""Figures of curves: a panel per task (across) and model or number of examples (down), a line per policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.drawing import OTHERS, Look, look, rank
+from experiments.paper import numbers
+from experiments.scores import CHANCE, is_share
+from experiments.tables import model_name
+
+BUDGET = "KV cache budget, % of the prompt"
+DODGE = 0.006
+"""Between the points of two lines at the same place, as a share of the axis, so that their bars are told apart."""
+PAPER_MODEL = "OPT-30B"
+"""The model of the paper whose numbers are drawn."""
+WIDTH, HEIGHT = 2.7, 2.4
+"""Of a panel, in inches."""
+
+
+def by_budget(frame: pd.DataFrame, *where: str) -> Figure:
+    """The score over the budget, a line per policy; the full cache and a guess are levels.
+
+    Args:
+        frame: rows of an experiment.
+        where: the paper's tables whose numbers are drawn as hollow points.
+    """
+    return curves(frame.assign(x=100 * frame["budget"].astype(float)), BUDGET, where=where)
+
+
+def curves(
+    frame: pd.DataFrame,
+    xlabel: str,
+    *,
+    line: str = "policy",
+    label: Callable[[Any], str] = str,
+    where: Sequence[str] = (),
+) -> Figure:
+    """The score over `x`, a panel per task, model and number of examples.
+
+    Args:
+        frame: rows of an experiment with a column `x`; rows of the full cache need none.
+        xlabel: of the axis.
+        line: the column whose values are lines.
+        label: their names in the legend.
+        where: as of `by_budget`.
+    """
+    shots = frame.get("fewshot.examples", pd.Series(dtype=float))
+    downs = ["model"] + (["fewshot.examples"] if shots.nunique() > 1 else [])
+    rows = list(dict.fromkeys(frame[downs].itertuples(index=False, name=None)))
+    tasks = list(dict.fromkeys(frame["task"]))
+    looks = _looks(frame[frame["policy"] != "full"], line)
+    figure = Figure(figsize=(0.5 + WIDTH * max(len(tasks), 1.3), 0.7 + HEIGHT * len(rows)))
+    axes = figure.subplots(len(rows), len(tasks), squeeze=False, sharex=True)
+    for row, beside in zip(rows, axes, strict=True):
+        here = frame[(frame[downs] == list(row)).all(axis=1)]
+        for task, ax in zip(tasks, beside, strict=True):
+            cells = here[here["task"] == task]
+            if cells.empty:
+                ax.text(0.5, 0.5, "not run", ha="center", va="center", transform=ax.transAxes)
+                ax.set_title(task)
+                continue
+            _lines(ax, cells, line, looks, label)
+            _levels(ax, cells, task)
+            _papers(ax, task, row, looks, where)
+            metric = cells["metric"].iloc[0]
+            ax.set_title(f"{task}, {metric}, n = {_count(cells['samples'])}")
+        beside[0].set_ylabel(_ylabel(row, here["metric"]))
+    for ax in axes[-1]:
+        ax.set_xlabel(xlabel)
+    _legend(figure)
+    return figure
+
+
+def _looks(frame: pd.DataFrame, line: str) -> dict[Any, Look]:
+    values = list(dict.fromkeys(frame[line]))
+    if line == "policy":
+        return {value: look(value) for value in sorted(values, key=rank)}
+    return {value: OTHERS[place % len(OTHERS)] for place, value in enumerate(sorted(values))}
+
+
+def _levels(ax: Axes, cells: pd.DataFrame, task: str) -> None:
+    """The full cache with its interval, and a guess."""
+    full = cells[cells["policy"] == "full"]
+    if len(full):
+        cell = full.iloc[0]
+        ax.axhline(cell["score"], color="black", linewidth=1, label="full cache, 95 % band", zorder=1)
+        if np.isfinite(cell["low"]):
+            ax.axhspan(cell["low"], cell["high"], color="black", alpha=0.07, linewidth=0, zorder=0)
+    if task in CHANCE and is_share(cells["metric"].iloc[0]):
+        ax.axhline(CHANCE[task], color="#777777", linewidth=1, linestyle=(0, (1, 2)), label="chance", zorder=1)
+
+
+def _lines(ax: Axes, cells: pd.DataFrame, line: str, looks: dict[Any, Look], label: Callable[[Any], str]) -> None:
+    span = cells["x"].max() - cells["x"].min()
+    for place, (value, style) in enumerate(looks.items()):
+        points = cells[(cells[line] == value) & (cells["policy"] != "full")].sort_values("x")
+        if points.empty:
+            continue
+        dodge = DODGE * (place - (len(looks) - 1) / 2) * (span if span > 0 else 1)
+        bars = np.array([points["score"] - points["low"], points["high"] - points["score"]])
+        ax.errorbar(
+            points["x"] + dodge,
+            points["score"],
+            yerr=bars if np.isfinite(bars).all() else None,
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.line,
+            elinewidth=0.8,
+            label=label(value),
+        )
+
+
+def _papers(ax: Axes, task: str, row: Sequence[Any], looks: dict[Any, Look], where: Sequence[str]) -> None:
+    """The paper's numbers at as many examples as the panel has, hollow."""
+    found = numbers(*where)
+    shots = row[1] if len(row) > 1 else 5
+    found = found[(found["task"] == task) & (found["shots"] == shots) & (found["model"] == PAPER_MODEL)]
+    for number in found.itertuples():
+        if number.policy != "full" and number.policy not in looks:
+            continue
+        style = look(str(number.policy))
+        ax.plot(
+            100 if number.policy == "full" else 100 * float(str(number.budget)),
+            number.value,
+            marker=style.marker,
+            markerfacecolor="white",
+            markeredgecolor=style.colour,
+            markersize=6,
+            linestyle="none",
+            zorder=5,
+        )
+    if len(found):
+        hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+        ax.plot([], [], label=f"paper, {PAPER_MODEL} (hollow)", color="#777777", **hollow)
+
+
+def _count(samples: pd.Series) -> str:
+    least, most = int(samples.min()), int(samples.max())
+    return f"{most}" if least == most else f"{least} to {most}"
+
+
+def _ylabel(row: Sequence[Any], metrics: pd.Series) -> str:
+    what = "accuracy, %" if metrics.map(is_share).all() else metrics.iloc[0]
+    examples = [f"{row[1]:.0f} example{'' if row[1] == 1 else 's'}"] if len(row) > 1 else []
+    return f"{', '.join([model_name(row[0]), *examples])}\n{what}"
+
+
+def _legend(figure: Figure) -> None:
+    """One for all panels, above them."""
+    found: dict[str, Any] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    columns = max(2, int(figure.get_figwidth() // 1.6))
+    figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)
