@@ -128,7 +128,7 @@ def run_cell(
         "environment": machine,
     }
     if recorder is not None:
-        record["stats"] = recorder.about | headline(recorded)
+        record["stats"] = headline(recorder, recorded)
     return record, found.samples, files(recorded)
 
 

@@ -33,8 +33,8 @@ def overview(tables: Mapping[str, DataFrame]) -> Figure:
 def sparsity(ax: Axes, heads: DataFrame) -> None:
     """Sparsity by layer: mean over heads, the range of heads as a band (paper, Figure 2a)."""
     for name, colour, label in (
-        ("sparsity", ORANGE, "of the entries that a query sees"),
-        ("sparsity_of_square", BLUE, "of the T × T matrix, zeros above the diagonal counted"),
+        ("sparsity", ORANGE, "of what queries see"),
+        ("sparsity_of_square", BLUE, "of the whole square"),
     ):
         layers = heads.groupby("layer")[name]
         ax.plot(layers.mean(), color=colour, marker="o", markersize=3, label=label)
@@ -69,7 +69,7 @@ def tail(ax: Axes, values: DataFrame, layers: DataFrame, shown: int = 4) -> None
     fitted = layers.set_index("layer")
     chosen = np.unique(np.linspace(0, len(fitted) - 1, shown).round().astype(int))
     for place, layer in enumerate(chosen):
-        colour = _colour(place, len(chosen))
+        colour = colour_of(place, len(chosen))
         found = np.sort(values.loc[values["layer"] == layer, "value"].to_numpy())
         found = found[found > 0]
         above = 1 - np.arange(len(found)) / len(found)
@@ -90,10 +90,11 @@ def _each_layer(ax: Axes, layers: DataFrame) -> None:
     for place, layer in enumerate(layers):
         ends = layer in (layers.columns[0], layers.columns[-1])
         label = f"layer {layer}" if ends else None
-        ax.plot(layers[layer], color=_colour(place, layers.shape[1]), linewidth=0.8, alpha=0.7, label=label)
+        ax.plot(layers[layer], color=colour_of(place, layers.shape[1]), linewidth=0.8, alpha=0.7, label=label)
 
 
-def _colour(place: int, count: int) -> tuple[float, ...]:
+def colour_of(place: int, count: int) -> tuple[float, ...]:
+    """Of the line with this place among so many."""
     import matplotlib
 
     return matplotlib.colormaps[LAYERS](0.9 * place / max(1, count - 1))

@@ -71,18 +71,23 @@ def tables(recorder: Recorder) -> dict[str, DataFrame]:
     }
 
 
-def headline(found: dict[str, DataFrame]) -> dict[str, Any]:
-    """The numbers of a result record: means over layers and heads."""
+def headline(recorder: Recorder, found: dict[str, DataFrame]) -> dict[str, Any]:
+    """The numbers of a result record: what was recorded, and means over layers and heads."""
     heads, layers, times = found["heads"], found["layers"], found["times"]
     means = {name: float(heads[name].mean()) for name in ("sparsity", "sparsity_of_square", "gini")}
     means |= {name: float(heads[name].mean()) for name in heads if name.startswith("mass") and "_std" not in name}
     middle = times[times["at"] < 1]
-    told: dict[str, Any] = means | {
-        "overlap_with_final": float(middle["overlap_with_final"].mean()),
-        "retained": float(times["retained"].mean()),
-        "heads_overlap": float(layers["heads_overlap"].mean()),
-        "verdicts": {str(name): int(count) for name, count in layers["verdict"].value_counts().items()},
-    }
+    told: dict[str, Any] = (
+        recorder.about
+        | means
+        | {
+            "heavy_share": recorder.cfg.heavy_share,
+            "overlap_with_final": float(middle["overlap_with_final"].mean()),
+            "retained": float(times["retained"].mean()),
+            "heads_overlap": float(layers["heads_overlap"].mean()),
+            "verdicts": {str(name): int(count) for name, count in layers["verdict"].value_counts().items()},
+        }
+    )
     if "alpha" in layers:
         told["alpha"] = float(layers["alpha"].median())
     return told

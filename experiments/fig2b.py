@@ -1,0 +1,53 @@
+"""How attention is shared out: sorted, its tail with fitted power laws, and by word (paper, Figure 2b).
+
+python -m experiments.fig2b --run
+python -m experiments.fig2b --scale paper model=opt_6_7b
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from experiments.driver import Experiment, main
+from experiments.recorded import PAPER, panels, table
+from h2o_lab.stats import charts
+
+LEAST = 5
+"""Occurrences of a token that is drawn."""
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    return panels(frame, 4, _row)
+
+
+def _row(run: dict[str, Any], axes: list[Any]) -> None:
+    charts.sorted_attention(axes[0], table(run, "curves"))
+    charts.tail(axes[1], table(run, "values"), table(run, "layers"))
+    tokens = table(run, "tokens")
+    tokens = tokens[tokens["count"] >= LEAST]
+    _words(axes[2], tokens, tokens["attention"] * tokens["count"], "attention of all occurrences", charts.ORANGE)
+    _words(axes[3], tokens, tokens["per_query"], "attention by a query that sees it", charts.BLUE)
+
+
+def _words(ax: Axes, tokens: pd.DataFrame, attention: pd.Series, label: str, colour: str) -> None:
+    """Attention of tokens over their co-occurrence with others, in the recorded texts."""
+    found = spearmanr(tokens["neighbours"], attention, nan_policy="omit")
+    ax.scatter(tokens["neighbours"], attention, s=8, color=colour, alpha=0.5, linewidths=0)
+    ax.set(xscale="log", yscale="log", xlabel="co-occurrence: neighbours within 5 tokens", ylabel=label)
+    ax.set_title(f"{len(tokens)} tokens, Spearman's ρ = {found.statistic:.2f}")
+    for name in ("count", "per_query"):
+        most = tokens.nlargest(4, name).index
+        for token in most:
+            text = repr(tokens.loc[token, "text"])[1:-1].strip() or "space"
+            ax.annotate(text, (tokens.loc[token, "neighbours"], attention[token]), fontsize=7)
+
+
+EXPERIMENT = Experiment("fig2b", __doc__, draw=draw, paper=PAPER)
+
+if __name__ == "__main__":
+    main(EXPERIMENT)

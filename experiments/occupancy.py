@@ -1,0 +1,50 @@
+"""What a cache holds under each policy, and the signs of one in trouble.
+
+python -m experiments.occupancy --run
+python -m experiments.occupancy --scale paper model=opt_6_7b
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.drawing import look, rank
+from experiments.driver import Experiment, main
+from experiments.recorded import HEIGHT, PAPER, WIDTH, table
+from experiments.tables import model_name
+
+SIGNS = {
+    "retained": "share of full attention on what is held",
+    "age": "mean age of what is held, tokens",
+    "entropy": "entropy of attention, nats",
+    "oldest": "attention on the oldest entry",
+}
+"""Columns of the table `times`, and what they are."""
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A row of panels per model, a line per policy: means over layers and heads."""
+    models = list(dict.fromkeys(frame["model"]))
+    figure = Figure(figsize=(0.3 + WIDTH * len(SIGNS), 0.4 + HEIGHT * len(models)))
+    axes = figure.subplots(len(models), len(SIGNS), squeeze=False)
+    for model, row in zip(models, axes, strict=True):
+        runs = sorted(frame[frame["model"] == model].to_dict("records"), key=lambda run: rank(run["policy"]))
+        for run in runs:
+            means = table(run, "times").groupby("at").mean(numeric_only=True)
+            style = look(run["policy"])
+            label = f"{run['policy']}: perplexity {run['perplexity']:.1f}"
+            for name, ax in zip(SIGNS, row, strict=True):
+                ax.plot(means[name], color=style.colour, marker=style.marker, linestyle=style.line, label=label)
+        for (name, says), ax in zip(SIGNS.items(), row, strict=True):
+            ax.set(xlabel="share of the window read", ylabel=says)
+            ax.set_yscale("log" if name == "age" else "linear")
+        row[0].set_title(model_name(model))
+        row[-1].legend(loc="outside right upper" if len(models) > 1 else "best")
+    return figure
+
+
+EXPERIMENT = Experiment("occupancy", __doc__, draw=draw, paper=PAPER)
+
+if __name__ == "__main__":
+    main(EXPERIMENT)
