@@ -1,4 +1,4 @@
-"""What there is to choose from: policies, models, tasks, experiments, sources of data, trackers.
+"""What there is to choose from: policies, models, tasks, experiments, sources of data, statistics, trackers.
 
 python -m h2o_lab.list
 python -m h2o_lab.list policies
@@ -193,6 +193,7 @@ GROUPS = {
     "tasks": Group("task", "what is evaluated", "task=NAME", ("kind", "data"), _tasks),
     "experiments": Group("experiment", "sweeps of the paper", "-m +experiment=NAME", (), _plain),
     "data": Group("data", "where rows and texts come from", "data=NAME", (), _plain),
+    "stats": Group("stats", "what is recorded of the attention", "stats=NAME", (), _plain),
     "trackers": Group("tracker", "where runs are logged besides", "tracker=NAME", (), _plain),
 }
 
