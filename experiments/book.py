@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.drawing import LOOK, draw_command, newest
+from experiments.drawing import draw_command, newest
 from h2o_lab.errors import UserError
 from h2o_lab.results import load_samples
+from h2o_lab.results.look import LOOK
 
 TASK = "pg19"
 LINES = ("-", "--", ":", "-.")

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -18,33 +17,9 @@ from h2o_lab import log
 from h2o_lab.errors import UserError
 from h2o_lab.results import load
 from h2o_lab.results.environment import own_git_state
+from h2o_lab.results.look import STYLE
 
 logger = logging.getLogger("h2o_lab.experiments")
-
-# Okabe and Ito's colours, which the colour-blind can tell apart; markers tell them apart in print
-LOOK = {
-    "full": ("#000000", "o"),
-    "h2o": ("#D55E00", "s"),
-    "local": ("#0072B2", "^"),
-    "streaming": ("#009E73", "D"),
-    "h2o_streaming": ("#CC79A7", "v"),
-    "random": ("#999999", "x"),
-    "h2_only": ("#E69F00", "P"),
-    "global_h2": ("#56B4E9", "*"),
-}
-"""Colour and marker of the policies that are drawn most."""
-STYLE: dict[Any, Any] = {
-    "figure.constrained_layout.use": True,
-    "figure.dpi": 150,
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-}
 
 
 def draw_command(name: str, description: str | None, draw: Callable[[pd.DataFrame], Figure]) -> None:
