@@ -1,0 +1,89 @@
+"""Numbers, records and samples as words that fit on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from h2o_lab.results.table import NOTHING, bytes_text
+
+LONG = 400
+"""Characters of one text of a sample."""
+WHOLE = 2000
+"""Characters of one sample."""
+ITEMS = 6
+"""Of a list."""
+DEEP = 5
+"""Levels of nesting."""
+MINUS = "−"
+
+
+def cut(text: str, limit: int) -> str:
+    """The first `limit` characters of a text, which says how many there are."""
+    return text if len(text) <= limit else f"{text[:limit].rstrip()} … ({len(text):,} characters in all)"
+
+
+def signed(value: float) -> str:
+    """With three decimals and its sign; nothing for zero."""
+    text = f"{abs(value):.3f}"
+    if float(text) == 0:
+        return text
+    return f"{MINUS if value < 0 else '+'}{text}"
+
+
+def decimals(value: float | None) -> str:
+    """With three decimals."""
+    return NOTHING if value is None else f"{value:.3f}".replace("-", MINUS)
+
+
+def sample_text(sample: Mapping[str, Any]) -> str:
+    """A sample as YAML, its long texts and lists cut."""
+    text = yaml.dump(_short(sample), Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=100)
+    return cut(text.rstrip("\n"), WHOLE)
+
+
+def facts(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values of a part of a record; nested names are joined by dots."""
+    found: list[tuple[str, str]] = []
+    for key, value in section.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found += facts(value, f"{name}.")
+        else:
+            found.append((name, _fact(name, value)))
+    return found
+
+
+def _fact(name: str, value: Any) -> str:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None:
+        return NOTHING
+    if plain and "bytes" in name:
+        return bytes_text(value)
+    if plain and name.startswith("seconds"):
+        return f"{value:,.2f} s"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    if plain:
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return cut(str(value), LONG)
+
+
+def _short(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, str):
+        return cut(value, LONG)
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if depth >= DEEP and isinstance(value, Mapping | list):
+        return "…"
+    if isinstance(value, Mapping):
+        return {cut(str(key), LONG): _short(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        shown = [_short(item, depth + 1) for item in value[:ITEMS]]
+        return shown if len(value) <= ITEMS else [*shown, f"… ({len(value):,} in all)"]
+    return value
+
+
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
