@@ -71,6 +71,11 @@ class Cell:
         """Whether it has a result."""
         return self.status == "finished"
 
+    @property
+    def readable(self) -> bool:
+        """Whether it says what it is."""
+        return self.status in ("finished", "failed")
+
     def text(self, key: str) -> str:
         """A word of the record, empty where it is missing."""
         found = self.record.get(key)

@@ -30,6 +30,8 @@ WIDE = 6.0
 """From this ratio of the largest to the smallest on, an axis is logarithmic."""
 DODGE = 0.008
 """How far lines stand apart, so that their intervals can be told apart, in widths of the axis."""
+DODGE_ALL = 0.06
+"""How far the first and the last of them stand apart at most."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,12 @@ def _draw(
                 _across(ax, each)
         known = [x for each in lines for point in each.points if (x := place(point)) is not None and x > 0]
         wide = bool(known) and max(known) >= WIDE * min(known)
+        step = min(DODGE, DODGE_ALL / max(1, len(lines)))
         span = 1.0 if wide else (max(known) - min(known) if known else 1.0)
         for number, each in enumerate(lines):
             points = [(x, point) for point in each.points if (x := place(point)) is not None]
             places |= {x for x, _ in points}
-            shift = DODGE * (number - (len(lines) - 1) / 2) * span
+            shift = step * (number - (len(lines) - 1) / 2) * span
             _line(ax, each, [(x * (1 + shift) if wide else x + shift, point) for x, point in points])
         if wide:
             ax.set_xscale("log")
@@ -176,9 +179,9 @@ def _line(ax: Axes, series: Series, points: list[tuple[float, Point]]) -> None:
     look |= {"fillstyle": "none"} if series.hollow else {}
     points = sorted(points, key=lambda pair: pair[0])
     ax.plot([x for x, _ in points], [point.value for _, point in points], linewidth=1.4, markersize=5, **look)
-    for x, point in points:
-        if point.interval is not None:
-            ax.plot([x, x], list(point.interval), color=series.colour, linewidth=0.9, alpha=0.6)
+    sure = [(x, *point.interval) for x, point in points if point.interval is not None]
+    places, lows, highs = zip(*sure, strict=True) if sure else ((), (), ())
+    ax.vlines(places, lows, highs, color=series.colour, linewidth=0.9, alpha=0.6)
 
 
 def _apart(places: list[float], wide: bool) -> list[float]:

@@ -105,7 +105,8 @@ def describe(anchor: str, cells: Sequence[tuple[str, Cell]], full: dict[str, Cel
     charts = []
     if draw and len(scored) > 1:
         charts = [budget_chart(series, metric, axis)] if any(each.policy != "full" for each in series) else []
-        charts += [memory_chart(series, metric)]
+        if any(point.memory is not None for each in series for point in each.points):
+            charts.append(memory_chart(series, metric))
     texts, left_out = _texts(named)
     model, task = cells[0][1].group
     return Group(

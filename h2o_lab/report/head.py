@@ -78,7 +78,7 @@ def _overrides(cell: Cell) -> list[str]:
 
 
 def _facts(cells: Sequence[Cell]) -> list[tuple[str, list[str]]]:
-    readable = [cell for cell in cells if cell.status in ("finished", "failed")]
+    readable = [cell for cell in cells if cell.readable]
     machines = [cell.section("environment") for cell in cells]
     packages = [machine.get("versions") for machine in machines]
     versions: dict[str, list[str]] = {}

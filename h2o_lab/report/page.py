@@ -49,6 +49,7 @@ class Folded:
     folder: str
     copied_from: str
     facts: list[tuple[str, list[tuple[str, str]]]]
+    overrides: str
     config: str
     samples: list[str]
     of: int
@@ -81,8 +82,8 @@ def page(paths: Sequence[Path], out: Path, title: str | None) -> str:
     everything = records(*paths)
     kept = originals(everything)
     cells = in_order([read_cell(record) for record in kept])
-    readable = [cell for cell in cells if cell.status in ("finished", "failed")]
-    unknown = [cell for cell in cells if cell not in readable]
+    readable = [cell for cell in cells if cell.readable]
+    unknown = [cell for cell in cells if not cell.readable]
     anchors = {id(cell): f"cell-{number}" for number, cell in enumerate(readable)}
     full = full_caches(readable)
     members = [list(found) for _, found in groupby(readable, key=lambda cell: cell.group)]
@@ -145,13 +146,11 @@ def _folded(labelled: tuple[str, Cell], anchors: dict[int, str], out: Path, coun
     record = cell.record
     budget = budget_text(cell.flat)
     sections = ("metrics", "k", "kv_bytes", "tokens", "seconds", "peak_memory_bytes", "fewshot", "data")
-    told = [(name, facts(cell.section(name), "seconds." if name == "seconds" else "")) for name in sections]
+    told = [(name, facts(cell.section(name), name)) for name in sections]
     plain = ("started", "finished", "cell", "seed", "prefill", "positions", "executor", "resumed_batches")
     told.insert(0, ("run", facts({key: record[key] for key in plain if key in record})))
     told.append(("environment", facts(cell.section("environment"))))
     overrides = record.get("overrides")
-    if isinstance(overrides, list):
-        told.append(("overrides", [("", " ".join(map(str, overrides)))]))
     return Folded(
         anchors[id(cell)],
         label if budget == NOTHING else f"{label}, budget {budget}",
@@ -159,6 +158,7 @@ def _folded(labelled: tuple[str, Cell], anchors: dict[int, str], out: Path, coun
         str(cell.folder),
         cell.text("reused_from"),
         [(name, values) for name, values in told if values],
+        " ".join(map(str, overrides)) if isinstance(overrides, list) else "",
         cut(cell.config.rstrip(), TRACE),
         [sample_text(sample) for sample in cell.samples.first[:count]],
         len(cell.samples.names),

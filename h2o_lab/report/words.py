@@ -44,15 +44,21 @@ def sample_text(sample: Mapping[str, Any]) -> str:
     return cut(text.rstrip("\n"), WHOLE)
 
 
-def facts(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Names and values of a part of a record; nested names are joined by dots."""
+def facts(section: Mapping[str, Any], of: str = "", prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values of a part of a record; nested names are joined by dots.
+
+    Args:
+        section: the part.
+        of: its name, which may tell the unit.
+        prefix: of the names.
+    """
     found: list[tuple[str, str]] = []
     for key, value in section.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found += facts(value, f"{name}.")
+            found += facts(value, of, f"{name}.")
         else:
-            found.append((name, _fact(name, value)))
+            found.append((name, _fact(f"{of}.{name}", value)))
     return found
 
 
@@ -62,13 +68,11 @@ def _fact(name: str, value: Any) -> str:
         return NOTHING
     if plain and "bytes" in name:
         return bytes_text(value)
-    if plain and name.startswith("seconds"):
+    if plain and name.startswith("seconds."):
         return f"{value:,.2f} s"
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
-    if plain:
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    return cut(str(value), LONG)
+    return f"{value:,}" if plain else cut(str(value), LONG)
 
 
 def _short(value: Any, depth: int = 0) -> Any:

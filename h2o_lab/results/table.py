@@ -170,5 +170,8 @@ def _text(value: Any) -> str:
 
 
 def number(value: Any) -> float | None:
-    """`value` unless it is missing: pandas fills gaps with NaN."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    """`value` unless it is missing, for which pandas has NaN, or too large to be a float."""
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:
+        return None
