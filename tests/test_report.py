@@ -292,6 +292,27 @@ def test_odd_records_are_shown_as_far_as_they_go(sweep, record):
     assert "6 cells" in written(sweep).text
 
 
+def test_letters_that_no_font_has_do_no_harm(tmp_path):
+    odd = "a\ud800\x00\x1b\u2028</pre>\n"
+    for number in range(2):
+        folder = tmp_path / str(number)
+        cell(folder, [0, 1], task=odd, policy=odd, main_metric=odd, metrics={odd: 0.5 + number})
+        line = json.dumps({"doc_id": odd, "text": odd, odd: [odd, {odd: float("inf")}]})
+        (folder / "samples.jsonl").write_text(line + "\n")
+    command.main([str(tmp_path)])
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert html.count("<svg") == 2
+    assert read(html).text.count("a\\ud800") > 5
+
+
+def test_a_cell_with_another_metric_says_which(tmp_path):
+    cell(tmp_path / "0", [0, 1])
+    cell(tmp_path / "1", [0, 1], policy="local", main_metric="f1", metrics={"f1": 12345678.9})
+    first, second = written(tmp_path).tables[0][1:]
+    assert first[3] == "0.500 ± 0.500"
+    assert second[3] == "1.235e+07f1"
+
+
 def test_damaged_samples_are_counted(tmp_path):
     cell(tmp_path / "0", [1, 0, 1])
     with (tmp_path / "0" / "samples.jsonl").open("a") as file:

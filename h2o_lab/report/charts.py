@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from h2o_lab.report.words import printable
 from h2o_lab.results.look import LOOK, STYLE
 from h2o_lab.results.metrics import Interval
 
@@ -26,6 +28,8 @@ DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
 """Lines that tell apart what one policy did under different settings."""
 SIZE = (4.7, 3.1)
 """Inches."""
+LABEL = 40
+"""Characters of the label of an axis."""
 WIDE = 6.0
 """From this ratio of the largest to the smallest on, an axis is logarithmic."""
 DODGE = 0.008
@@ -95,20 +99,27 @@ def looks(found: list[tuple[str, str, list[Point]]]) -> list[Series]:
 
 def budget_chart(series: list[Series], metric: str, axis: str) -> str:
     """The metric against the budget, the full cache as a line across; `axis` names what budgets are counted in."""
-    return _draw(series, metric, axis, lambda point: point.budget, lambda value: f"{value:g}", True)
+    with _axes(series, metric, axis) as ax:
+        for full in series:
+            if full.policy == "full":
+                _across(ax, full)
+        evicting = [each for each in series if each.policy != "full"]
+        places, wide = _lines(ax, evicting, lambda point: point.budget)
+        if places:
+            shown = _apart(places, wide)
+            ax.set_xticks(shown, [f"{x:g}" for x in shown])
+            ax.set_xticks([], minor=True)
+        return _inline(ax)
 
 
 def memory_chart(series: list[Series], metric: str) -> str:
     """The metric against the mean resident KV cache."""
     unit, size = _unit([point.memory for each in series for point in each.points if point.memory])
-    return _draw(
-        series,
-        metric,
-        f"KV cache at the end of a sequence, {unit} (mean)",
-        lambda point: None if point.memory is None else point.memory / size,
-        None,
-        False,
-    )
+    with _axes(series, metric, f"KV cache at the end of a sequence, {unit} (mean)") as ax:
+        _, wide = _lines(ax, series, lambda point: None if point.memory is None else point.memory / size)
+        if wide:
+            _round_steps(ax.xaxis)
+        return _inline(ax)
 
 
 def _unit(sizes: list[float]) -> tuple[str, int]:
@@ -118,53 +129,42 @@ def _unit(sizes: list[float]) -> tuple[str, int]:
     )
 
 
-def _draw(
-    series: list[Series],
-    metric: str,
-    axis: str,
-    place: Callable[[Point], float | None],
-    tick: Callable[[float], str] | None,
-    full_across: bool,
-) -> str:
+@contextmanager
+def _axes(series: list[Series], metric: str, axis: str) -> Iterator[Axes]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    grid: dict[Any, Any] = {"grid.alpha": 0.15, "grid.linewidth": 0.6}
-    ink: dict[Any, Any] = dict.fromkeys(
-        ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), INK
-    )
-    salt: dict[Any, Any] = {"svg.hashsalt": f"{metric}{axis}{[each.label for each in series]}"}
-    with matplotlib.rc_context({**STYLE, **ink, **grid, **salt}):
+    style: dict[Any, Any] = STYLE | {"grid.alpha": 0.15, "grid.linewidth": 0.6}
+    style |= dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), INK)
+    style |= {"svg.hashsalt": ascii((metric, axis, [each.label for each in series]))}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=SIZE)
-        figure.patch.set_visible(False)
         ax = figure.subplots()
+        figure.patch.set_visible(False)
         ax.patch.set_visible(False)
-        places: set[float] = set()
-        lines = [each for each in series if not (full_across and each.policy == "full")]
-        for each in series:
-            if each not in lines:
-                _across(ax, each)
-        known = [x for each in lines for point in each.points if (x := place(point)) is not None and x > 0]
-        wide = bool(known) and max(known) >= WIDE * min(known)
-        step = min(DODGE, DODGE_ALL / max(1, len(lines)))
-        span = 1.0 if wide else (max(known) - min(known) if known else 1.0)
-        for number, each in enumerate(lines):
-            points = [(x, point) for point in each.points if (x := place(point)) is not None]
-            places |= {x for x, _ in points}
-            shift = step * (number - (len(lines) - 1) / 2) * span
-            _line(ax, each, [(x * (1 + shift) if wide else x + shift, point) for x, point in points])
-        if wide:
-            ax.set_xscale("log")
-        if tick is not None and places:
-            ax.set_xticks(_apart(sorted(places), wide), minor=False)
-            ax.set_xticklabels([tick(x) for x in ax.get_xticks()])
-            ax.set_xticks([], minor=True)
-        elif wide:
-            _round_steps(ax.xaxis)
-        _vertical(ax, series)
+        ax.margins(y=0.08)
+        values = [point.value for each in series for point in each.points]
+        if min(values) > 0 and max(values) >= 2 * WIDE * min(values):
+            ax.set_yscale("log")
+            _round_steps(ax.yaxis)
         ax.set_xlabel(axis)
-        ax.set_ylabel(metric, parse_math=False)
-        return _inline(figure)
+        ax.set_ylabel(printable(metric, LABEL), parse_math=False)
+        yield ax
+
+
+def _lines(ax: Axes, series: list[Series], place: Callable[[Point], float | None]) -> tuple[list[float], bool]:
+    """Draw a line for each series; returns the places on the axis, and whether it is logarithmic."""
+    placed = [[(x, point) for point in each.points if (x := place(point)) is not None] for each in series]
+    places = sorted({x for points in placed for x, _ in points})
+    wide = bool(places) and 0 < WIDE * places[0] <= places[-1]
+    step = min(DODGE, DODGE_ALL / max(1, len(series)))
+    span = places[-1] - places[0] if places else 0.0
+    for number, (each, points) in enumerate(zip(series, placed, strict=True)):
+        shift = step * (number - (len(series) - 1) / 2)
+        _line(ax, each, [(x * (1 + shift) if wide else x + shift * span, point) for x, point in points])
+    if wide:
+        ax.set_xscale("log")
+    return places, wide
 
 
 def _across(ax: Axes, full: Series) -> None:
@@ -197,14 +197,6 @@ def _apart(places: list[float], wide: bool) -> list[float]:
     return [*kept, places[-1]]
 
 
-def _vertical(ax: Axes, series: list[Series]) -> None:
-    values = [point.value for each in series for point in each.points]
-    if min(values) > 0 and max(values) >= 2 * WIDE * min(values):
-        ax.set_yscale("log")
-        _round_steps(ax.yaxis)
-    ax.margins(y=0.08)
-
-
 def _round_steps(axis: Axis) -> None:
     """Label a logarithmic axis at 1, 2 and 5 times the powers of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
@@ -214,9 +206,10 @@ def _round_steps(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _inline(figure: Any) -> str:
+def _inline(ax: Axes) -> str:
     """A figure as an SVG element: no prolog, no metadata, no names that another on the page may have."""
     file = io.StringIO()
+    figure: Any = ax.figure
     figure.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]

@@ -99,7 +99,7 @@ def describe(anchor: str, cells: Sequence[tuple[str, Cell]], full: dict[str, Cel
     labels = label_cells([cell for _, cell in cells])
     named = list(zip(labels, [cell for _, cell in cells], strict=True))
     metric = next((cell.metric for _, cell in cells if cell.metric), "")
-    rows = [_row(place, label, cell, full) for label, (place, cell) in zip(labels, cells, strict=True)]
+    rows = [_row(place, label, cell, metric, full) for label, (place, cell) in zip(labels, cells, strict=True)]
     scored = [(label, cell) for label, cell in named if cell.value is not None and cell.metric == metric]
     series, axis = _series(scored)
     charts = []
@@ -127,7 +127,7 @@ def describe(anchor: str, cells: Sequence[tuple[str, Cell]], full: dict[str, Cel
     )
 
 
-def _row(anchor: str, label: str, cell: Cell, caches: dict[str, Cell]) -> Row:
+def _row(anchor: str, label: str, cell: Cell, metric: str, caches: dict[str, Cell]) -> Row:
     flat = cell.flat
     full = caches.get(cell.setting)
     apart = difference(cell, full) if full is not None and full is not cell else None
@@ -146,7 +146,9 @@ def _row(anchor: str, label: str, cell: Cell, caches: dict[str, Cell]) -> Row:
             Shown(label, label, "copied from " + cell.text("reused_from") if cell.text("reused_from") else ""),
             Shown(budget_text(flat), number(flat["budget_tokens"]) if budget is None else budget),
             Shown(formatted(entries, ",.4g"), entries),
-            Shown(score if cell.finished else cell.status, cell.value),
+            Shown(
+                score if cell.finished else cell.status, cell.value, cell.metric if cell.metric != metric else ""
+            ),
             _interval(interval(cell)),
             _difference(apart),
             _interval(apart.interval if apart else None, apart),

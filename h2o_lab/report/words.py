@@ -17,6 +17,7 @@ ITEMS = 6
 """Of a list."""
 DEEP = 5
 """Levels of nesting."""
+HUGE = 1e6
 MINUS = "−"
 
 
@@ -25,17 +26,24 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit].rstrip()} … ({len(text):,} characters in all)"
 
 
+def printable(text: str, limit: int) -> str:
+    """The first `limit` characters of a text on one line, those that no font can show replaced."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:limit])
+
+
 def signed(value: float) -> str:
     """With three decimals and its sign; nothing for zero."""
-    text = f"{abs(value):.3f}"
+    text = decimals(abs(value))
     if float(text) == 0:
         return text
     return f"{MINUS if value < 0 else '+'}{text}"
 
 
 def decimals(value: float | None) -> str:
-    """With three decimals."""
-    return NOTHING if value is None else f"{value:.3f}".replace("-", MINUS)
+    """With three decimals; in powers of ten, what is huge."""
+    if value is None:
+        return NOTHING
+    return format(value, ".3f" if abs(value) < HUGE else ".4g").replace("-", MINUS)
 
 
 def sample_text(sample: Mapping[str, Any]) -> str:
@@ -77,13 +85,13 @@ def _fact(name: str, value: Any) -> str:
 
 def _short(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
-        return cut(value, LONG)
+        return cut(value.encode("utf-8", "backslashreplace").decode(), LONG)
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if depth >= DEEP and isinstance(value, Mapping | list):
         return "…"
     if isinstance(value, Mapping):
-        return {cut(str(key), LONG): _short(item, depth + 1) for key, item in value.items()}
+        return {_short(str(key)): _short(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         shown = [_short(item, depth + 1) for item in value[:ITEMS]]
         return shown if len(value) <= ITEMS else [*shown, f"… ({len(value):,} in all)"]
