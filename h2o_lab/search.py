@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from h2o_lab.config import Config
+from h2o_lab.results.metrics import smaller_is_better
 
 ROUNDING = 1e-9
 """Of a difference of two metrics."""
@@ -28,7 +29,7 @@ def shortfall(record: dict[str, Any], full: dict[str, Any], within: float) -> fl
     """
     metric = record["main_metric"]
     worse = full["metrics"][metric] - record["metrics"][metric]
-    if "perplexity" in metric or metric.startswith("bits"):
+    if smaller_is_better(metric):
         worse = -worse
     kept = record["k"]["mean"] / full["k"]["mean"]
     return min(1.0, kept) if worse <= within + ROUNDING else 1 + worse - within

@@ -39,9 +39,26 @@ def load(*paths: Path | str, copies: bool = False) -> "DataFrame":
     """
     from pandas import DataFrame
 
-    rows = [_row(file) for file in _find(paths, RESULT)]
-    frame = DataFrame(rows if copies else _originals(rows))
+    found = records(*paths)
+    frame = DataFrame([flatten(record) for record in (found if copies else originals(found))])
     return frame.reindex(columns=[*COLUMNS, *(name for name in frame.columns if name not in COLUMNS)])
+
+
+def records(*paths: Path | str) -> list[dict[str, Any]]:
+    """Every `result.json` in or below `paths` as it is, copies too, and the `path` of its folder.
+
+    One that cannot be read has status `unreadable` and the reason in `error`.
+
+    Raises:
+        UserError: A path does not exist, or there is no result below any of them.
+    """
+    return [_record(file) for file in _find(paths, RESULT)]
+
+
+def originals(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records, or rows, without copies of results that are among them."""
+    computed = {str(row.get("cell")) for row in found if row["status"] == "finished" and "reused_from" not in row}
+    return [row for row in found if "reused_from" not in row or str(row.get("cell")) not in computed]
 
 
 def load_samples(*paths: Path | str) -> "DataFrame":
@@ -57,7 +74,7 @@ def load_samples(*paths: Path | str) -> "DataFrame":
 
     rows: list[dict[str, Any]] = []
     files = {str(file.parent): file for file in _find(paths, SAMPLES)}
-    for result in _originals([_row(file.with_name(RESULT)) for file in files.values()]):
+    for result in originals([_record(file.with_name(RESULT)) for file in files.values()]):
         file = files[result["path"]]
         cell = {name: result.get(name) for name in [*CELL, "path"]}
         samples, damaged = _read_lines(file)
@@ -65,12 +82,6 @@ def load_samples(*paths: Path | str) -> "DataFrame":
         if damaged:
             log.warning("%s: %d damaged line(s) left out, %d read.", file, damaged, len(samples))
     return DataFrame(rows, columns=None if rows else [*CELL, "path"])
-
-
-def _originals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without copies of results that are among them."""
-    computed = {row.get("cell") for row in rows if row["status"] == "finished" and "reused_from" not in row}
-    return [row for row in rows if "reused_from" not in row or row.get("cell") not in computed]
 
 
 def flatten(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,15 +108,15 @@ def _walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, value
 
 
-def _row(file: Path) -> dict[str, Any]:
+def _record(file: Path) -> dict[str, Any]:
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(result, dict) or result.get("schema") != SCHEMA or "status" not in result:
             raise ValueError(f"not a result of schema {SCHEMA}")
-        row = flatten(result)
+        flatten(result)  # what is nested too deep cannot be read either
     except (OSError, ValueError, RecursionError) as error:
-        row = {"status": "unreadable", "error": f"{file.name} cannot be read: {error}"}
-    return row | {"path": str(file.parent)}
+        result = {"status": "unreadable", "error": f"{file.name} cannot be read: {error}"}
+    return result | {"path": str(file.parent)}
 
 
 def _read_lines(file: Path) -> tuple[list[dict[str, Any]], int]:

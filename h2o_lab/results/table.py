@@ -83,8 +83,8 @@ def _markdown(frame: "DataFrame") -> str:
 
 
 def _rows(frame: "DataFrame") -> list[Row]:
-    cells = sorted(frame.to_dict("records"), key=_order)
-    given = [set(_overrides(cell)) for cell in cells if isinstance(cell["overrides"], list)]
+    cells = sorted(frame.to_dict("records"), key=order)
+    given = [set(own_overrides(cell)) for cell in cells if isinstance(cell["overrides"], list)]
     shared = set.intersection(*given) if given else set()
     rows, full = [], set()
     for cell in cells:
@@ -97,8 +97,9 @@ def _rows(frame: "DataFrame") -> list[Row]:
     return rows
 
 
-def _order(cell: dict[Any, Any]) -> tuple[Any, ...]:
-    numbers = (_number(cell["budget"]), _number(cell["budget_tokens"]))
+def order(cell: dict[Any, Any]) -> tuple[Any, ...]:
+    """Sorts cells by model, task, policy (`full` first) and budget; unreadable ones are last."""
+    numbers = (number(cell["budget"]), number(cell["budget_tokens"]))
     return (
         cell["status"] == "unreadable",
         str(cell["model"]),
@@ -115,55 +116,62 @@ def _row(cell: dict[Any, Any], shared: set[str]) -> Row:
     metric = cell["main_metric"] if isinstance(cell["main_metric"], str) else ""
     return Row(
         group="unreadable" if unreadable else f"{_text(cell['model'])} / {_text(cell['task'])}",
-        policy=_policy(cell, shared),
-        budget=_budget(cell),
+        policy=policy_name(cell, shared),
+        budget=budget_text(cell),
         metric=metric,
         score=_score(cell, metric) if finished else f"{cell['status']}: {_text(cell['error'])}",
-        kv=_bytes(_number(cell["kv_bytes.resident_mean"])),
-        speed=_format(_number(cell["tokens_per_second"]), ",.0f"),
+        kv=bytes_text(number(cell["kv_bytes.resident_mean"])),
+        speed=formatted(number(cell["tokens_per_second"]), ",.0f"),
     )
 
 
-def _policy(cell: dict[Any, Any], shared: set[str]) -> str:
+def policy_name(cell: dict[Any, Any], shared: set[str]) -> str:
+    """The policy and the overrides that are not `shared`; of an unreadable cell, its folder."""
     if cell["status"] == "unreadable":
         return Path(str(cell["path"])).name
-    return " ".join([_text(cell["policy"]), *(text for text in _overrides(cell) if text not in shared)])
+    return " ".join([_text(cell["policy"]), *(text for text in own_overrides(cell) if text not in shared)])
 
 
-def _overrides(cell: dict[Any, Any]) -> list[str]:
+def own_overrides(cell: dict[Any, Any]) -> list[str]:
     """The overrides of a cell that no column of the table shows."""
     given = cell["overrides"] if isinstance(cell["overrides"], list) else []
     keys = {str(text): str(text).lstrip("+~").partition("=")[0] for text in given}
     return [text for text, key in keys.items() if key not in CELL and key.partition(".")[0] not in NO_NUMBERS]
 
 
-def _budget(cell: dict[Any, Any]) -> str:
-    fraction, tokens = _number(cell["budget"]), _number(cell["budget_tokens"])
+def budget_text(cell: dict[Any, Any]) -> str:
+    """The budget as it was given: a share, or tokens."""
+    fraction, tokens = number(cell["budget"]), number(cell["budget_tokens"])
     if cell["policy"] == "full":
         return NOTHING
-    return f"{tokens:.0f} tokens" if tokens is not None else _format(fraction, "g")
+    return f"{tokens:.0f} tokens" if tokens is not None else formatted(fraction, "g")
 
 
 def _score(cell: dict[Any, Any], metric: str) -> str:
-    value, error = _number(cell.get(metric)), _number(cell.get(f"{metric}_stderr"))
-    return _format(value, ".3f") + (f" ± {error:.3f}" if error is not None else "")
+    value, error = number(cell.get(metric)), number(cell.get(f"{metric}_stderr"))
+    return formatted(value, ".3f") + (f" ± {error:.3f}" if error is not None else "")
 
 
-def _bytes(number: float | None) -> str:
+def bytes_text(count: float | None) -> str:
+    """A number of bytes in KiB, MiB or GiB."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if number is not None and number >= size:
-            return f"{number / size:.2f} {unit}"
-    return NOTHING if number is None else f"{number / 1024:.1f} KiB"
+        if count is not None and count >= size:
+            return f"{count / size:.2f} {unit}"
+    return NOTHING if count is None else f"{count / 1024:.1f} KiB"
 
 
-def _format(number: float | None, form: str) -> str:
-    return NOTHING if number is None else format(number, form)
+def formatted(value: float | None, form: str) -> str:
+    """`value` in the format `form`, or the sign for nothing."""
+    return NOTHING if value is None else format(value, form)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else NOTHING
 
 
-def _number(value: Any) -> float | None:
-    """`value` unless it is missing: pandas fills gaps with NaN."""
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def number(value: Any) -> float | None:
+    """`value` unless it is missing, for which pandas has NaN, or too large to be a float."""
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:
+        return None

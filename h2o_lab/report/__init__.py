@@ -1,0 +1,1 @@
+"""One page about a sweep, as a single HTML file: read from stored results, nothing is run."""

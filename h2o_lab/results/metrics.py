@@ -1,0 +1,42 @@
+"""What a metric's name says of it, and how sure its value is."""
+
+from typing import NamedTuple
+
+Z = 1.959963984540054
+"""Quantile of the normal distribution for intervals of 95 %."""
+ROUNDING = 1e-6
+"""Of a variance, relative to it."""
+
+
+class Interval(NamedTuple):
+    """A 95 % interval."""
+
+    low: float
+    high: float
+
+
+def smaller_is_better(metric: str) -> bool:
+    """Perplexities, bits and nats are better when they are small."""
+    return "perplexity" in metric or metric.startswith(("bits", "nats"))
+
+
+def normal(value: float, error: float) -> Interval:
+    """`value` ± 1.96 standard errors."""
+    return Interval(value - Z * error, value + Z * error)
+
+
+def wilson(share: float, count: int) -> Interval:
+    """Wilson's score interval of a share of `count` questions (Wilson, 1927): never empty, never outside [0, 1]."""
+    centre = share + Z**2 / (2 * count)
+    half = Z * (share * (1 - share) / count + Z**2 / (4 * count**2)) ** 0.5
+    whole = 1 + Z**2 / count
+    return Interval(max(0.0, (centre - half) / whole), min(1.0, (centre + half) / whole))
+
+
+def is_share(value: float, error: float, count: int) -> bool:
+    """Whether `value` is the mean of `count` numbers that are all 0 or 1, as their standard error tells.
+
+    Numbers in [0, 1] have the variance value · (1 - value) if, and only if, none is in between.
+    """
+    expected = value * (1 - value)
+    return count > 1 and 0 <= value <= 1 and abs(error**2 * (count - 1) - expected) <= ROUNDING
