@@ -118,7 +118,7 @@ def test_a_task_says_truly_what_kind_it_is_and_whether_its_data_is_packaged(noth
 
 
 def test_an_experiment_says_what_it_is():
-    assert cells("experiments")["book"]["what it is"].startswith("One whole novel of 168,000 tokens")
+    assert cells("experiments")["fig5"]["what it is"].startswith("One whole novel of 168,000 tokens")
     assert "@package" not in str(cells("experiments"))
 
 
