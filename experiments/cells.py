@@ -18,6 +18,7 @@ from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget
 from h2o_lab.results import load
 from h2o_lab.results.store import CONFIG
+from h2o_lab.search import full_cache
 from h2o_lab.sweep import composed, in_cell
 from h2o_lab.verify.stored import stored_config
 
@@ -78,6 +79,17 @@ def expected(overrides: Sequence[str]) -> list[Expected]:
         except UserError as error:
             raise in_cell(error, words) from error
         found.setdefault(key, Expected(tuple(words), cfg, policy, key))
+    return list(found.values())
+
+
+def references(cells: Sequence[Expected]) -> list[Expected]:
+    """The full cache at the task and model of each cell."""
+    found: dict[str, Expected] = {}
+    for cell in cells:
+        cfg = full_cache(cell.cfg)
+        words = [text for text in cell.overrides if not text.lstrip("+~").startswith(("policy", "budget"))]
+        policy, key = _policy_and_key(cfg)
+        found.setdefault(key, Expected((*words, f"policy={policy}"), cfg, policy, key))
     return list(found.values())
 
 

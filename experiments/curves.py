@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from experiments.drawing import OTHERS, Look, look, rank
 from experiments.paper import numbers
 from experiments.scores import CHANCE, is_share
-from experiments.tables import model_name
+from experiments.tables import count, model_name
 
 BUDGET = "KV cache budget, % of the prompt"
-DODGE = 0.006
+DODGE = 0.004
 """Between the points of two lines at the same place, as a share of the axis, so that their bars are told apart."""
 PAPER_MODEL = "OPT-30B"
 """The model of the paper whose numbers are drawn."""
@@ -68,12 +69,11 @@ def curves(
                 continue
             _lines(ax, cells, line, looks, label)
             _levels(ax, cells, task)
-            _papers(ax, task, row, looks, where)
+            _papers(ax, task, cells["fewshot.examples"].iloc[0] if where else 0, looks, where)
             metric = cells["metric"].iloc[0]
-            ax.set_title(f"{task}, {metric}, n = {_count(cells['samples'])}")
+            ax.set_title(f"{task}, {metric}, n = {count(cells['samples'])}")
         beside[0].set_ylabel(_ylabel(row, here["metric"]))
-    for ax in axes[-1]:
-        ax.set_xlabel(xlabel)
+    figure.supxlabel(xlabel, fontsize="medium")
     _legend(figure)
     return figure
 
@@ -117,10 +117,9 @@ def _lines(ax: Axes, cells: pd.DataFrame, line: str, looks: dict[Any, Look], lab
         )
 
 
-def _papers(ax: Axes, task: str, row: Sequence[Any], looks: dict[Any, Look], where: Sequence[str]) -> None:
-    """The paper's numbers at as many examples as the panel has, hollow."""
+def _papers(ax: Axes, task: str, shots: float, looks: dict[Any, Look], where: Sequence[str]) -> None:
+    """The paper's numbers at this many examples, hollow."""
     found = numbers(*where)
-    shots = row[1] if len(row) > 1 else 5
     found = found[(found["task"] == task) & (found["shots"] == shots) & (found["model"] == PAPER_MODEL)]
     for number in found.itertuples():
         if number.policy != "full" and number.policy not in looks:
@@ -141,11 +140,6 @@ def _papers(ax: Axes, task: str, row: Sequence[Any], looks: dict[Any, Look], whe
         ax.plot([], [], label=f"paper, {PAPER_MODEL} (hollow)", color="#777777", **hollow)
 
 
-def _count(samples: pd.Series) -> str:
-    least, most = int(samples.min()), int(samples.max())
-    return f"{most}" if least == most else f"{least} to {most}"
-
-
 def _ylabel(row: Sequence[Any], metrics: pd.Series) -> str:
     what = "accuracy, %" if metrics.map(is_share).all() else metrics.iloc[0]
     examples = [f"{row[1]:.0f} example{'' if row[1] == 1 else 's'}"] if len(row) > 1 else []
@@ -156,7 +150,8 @@ def _legend(figure: Figure) -> None:
     """One for all panels, above them."""
     found: dict[str, Any] = {}
     for ax in figure.axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+        pairs = list(zip(*ax.get_legend_handles_labels(), strict=True))
+        for handle, label in sorted(pairs, key=lambda pair: not isinstance(pair[0], ErrorbarContainer)):
             found.setdefault(label, handle)
     columns = max(2, int(figure.get_figwidth() // 1.6))
     figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=columns)

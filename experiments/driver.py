@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.cells import Selection, expected, select
+from experiments.cells import Selection, expected, references, select
 from experiments.drawing import STYLE, provenance, save
 from experiments.scores import scored
 from experiments.tables import Shown, as_markdown, as_rich
@@ -27,6 +27,7 @@ from h2o_lab.errors import UserError
 logger = logging.getLogger("h2o_lab.experiments")
 
 SCALES = ("small", "paper")
+RUN = ("-m", "h2o_lab.run")
 FAILED_CELLS = 1
 """Exit code of a sweep of which some cells have no result."""
 
@@ -42,8 +43,7 @@ class Experiment:
             the cell's overrides set, and `metric`, `score`, `low`, `high` (shares in percent).
         table: makes the table from the same rows.
         paper: overrides that make the small preset the paper's experiment.
-        reference: whether the full cache at the preset's tasks is drawn, where it is there; for presets that do not
-            have it among their cells.
+        reference: whether the full cache belongs to it besides, for presets that sweep fields it does not have.
     """
 
     name: str
@@ -66,19 +66,21 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> None:
     asked = _parser(experiment).parse_intermixed_args(argv)
     log.set_up()
     folders = asked.results or ["results"]
+    place = [f"results_dir={folders[0]}"] if asked.results else []
     try:
         overrides = experiment.overrides(asked.scale, asked.overrides)
-        command = ["-m", "h2o_lab.run", "-m", *overrides]
-        command += [f"results_dir={folders[0]}"] if asked.results else []
+        sweep = expected(overrides)
+        besides = references(sweep) if experiment.reference else []
+        command = [*RUN, "-m", *overrides, *place]
         code = 0
-        cells = expected(overrides)
-        found = select(cells, *folders)
-        if asked.run and found.missing:
-            code = subprocess.run([sys.executable, *command], check=False).returncode
-            if code not in (0, FAILED_CELLS):
-                sys.exit(code)
-            found = select(cells, *folders)
-        _tell(experiment, found, folders, shlex.join(["python", *command]))
+        found = select([*sweep, *besides], *folders)
+        if asked.run:
+            missing = {cell.key for cell in found.missing}
+            commands = [command] if missing & {cell.key for cell in sweep} else []
+            commands += [[*RUN, *cell.overrides, *place] for cell in besides if cell.key in missing]
+            code = max((_run(words) for words in commands), default=0)
+            found = select([*sweep, *besides], *folders)
+        _tell(experiment, found, folders, asked)
         frame = scored(found.frame, asked.metric)
         files = _write(experiment, frame, Path(asked.out))
     except (UserError, HydraException) as error:
@@ -86,6 +88,14 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     logger.info("written: %s", ", ".join(map(str, files)))
     sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """Start a command of this interpreter; where it does not get to its cells, this one ends with its exit code."""
+    code = subprocess.run([sys.executable, *words], check=False).returncode
+    if code not in (0, FAILED_CELLS):
+        sys.exit(code)
+    return code
 
 
 def _parser(experiment: Experiment) -> argparse.ArgumentParser:
@@ -111,18 +121,23 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
     return made
 
 
-def _tell(experiment: Experiment, found: Selection, folders: Sequence[str], command: str) -> None:
+def _tell(experiment: Experiment, found: Selection, folders: Sequence[str], asked: argparse.Namespace) -> None:
     """Name the cells that are missing.
 
     Raises:
         UserError: all are.
     """
     places = ", ".join(folders)
+    scale = ["--scale", asked.scale] if asked.scale != SCALES[0] else []
+    named = [word for folder in asked.results or () for word in ("--results", folder)]
+    command = shlex.join(
+        ["python", "-m", f"experiments.{experiment.name}", "--run", *scale, *named, *asked.overrides]
+    )
     if found.frame.empty:
-        raise UserError(f"none of the {found.total} cells of {experiment.name} is in {places}: run {command}.")
+        raise UserError(f"none of the {found.total} cells of {experiment.name} is in {places}: run {command}")
     if found.missing:
         logger.warning(
-            "%d of the %d cells of %s are not in %s, such as %s; to compute them, run %s",
+            "%d of the %d cells of %s are not in %s, such as %s: run %s",
             len(found.missing),
             found.total,
             experiment.name,

@@ -21,12 +21,7 @@ EXPERIMENT = Experiment(
     "table1",
     __doc__,
     table=table,
-    paper=(
-        "model=opt_30b,opt_66b",
-        "task=copa,openbookqa,piqa,winogrande",
-        "data=hub",
-        "task.limit=null",
-    ),
+    paper=("model=opt_30b,opt_66b", "task=copa,openbookqa,piqa,winogrande", "data=hub", "task.limit=null"),
 )
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from experiments.drawing import rank
 from experiments.paper import numbers
-from experiments.scores import CHANCE, is_share
+from experiments.scores import CHANCE, is_share, scored
 
 NOTHING = "–"
 PAPER = "paper"
@@ -28,7 +29,7 @@ class Shown:
     Attributes:
         title: of the table.
         numbers: a row per number: `source` (a model, or the paper and its model), `policy`, `shots`, `budget`,
-            `column` (where it stands), `metric`, `score`, `low`, `high`, `samples`.
+            `task`, `metric`, `score`, `low`, `high`, `samples`, `column` (where it stands), `where` (in the paper).
         notes: sentences below.
         texts: sections below the notes, in Markdown; not shown on the console.
     """
@@ -47,40 +48,73 @@ def accuracies(frame: pd.DataFrame, title: str, *where: str) -> Shown:
         title: of the table.
         where: the paper's tables whose numbers stand beside ours, for the tasks that we have.
     """
-    ours = pd.DataFrame(
+    ours = _ours(frame).assign(column=frame["task"])
+    theirs = numbers(*where)
+    theirs = _theirs(theirs[theirs["task"].isin(frame["task"])]).assign(column=lambda found: found["task"])
+    return _shown(title, ours, theirs, _about(frame))
+
+
+def metrics(frame: pd.DataFrame, title: str, names: Sequence[str], *where: str, texts: str = "") -> Shown:
+    """Policies down, metrics across; arguments as of `accuracies`.
+
+    Raises:
+        UserError: a cell lacks a metric.
+    """
+    ours = pd.concat([_ours(scored(frame, name)) for name in names])
+    ours = ours.assign(column=ours["metric"])
+    theirs = numbers(*where)
+    theirs = _theirs(theirs[theirs["task"].isin(frame["task"])]).assign(column=lambda found: found["metric"])
+    counted = f"{', '.join(dict.fromkeys(frame['task']))}: {count(frame['samples'])} documents."
+    return _shown(title, ours, theirs, (counted, *_INTERVALS), texts)
+
+
+def _ours(frame: pd.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame(
         {
             "source": [model_name(name) for name in frame["model"]],
             "policy": frame["policy"],
             "shots": frame.get("fewshot.examples"),
             "budget": [_budget(row) for row in frame.to_dict("records")],
-            "column": frame["task"],
-            **{name: frame[name] for name in ("metric", "score", "low", "high", "samples")},
+            **{name: frame[name] for name in ("task", "metric", "score", "low", "high", "samples")},
         }
     )
-    theirs = numbers(*where)
-    theirs = theirs[theirs["task"].isin(frame["task"])]
-    theirs = theirs.assign(
-        source=[f"{PAPER}, {model}" if model else PAPER for model in theirs["model"]],
-        budget=[NOTHING if pd.isna(budget) else f"{budget:g}" for budget in theirs["budget"]],
-        column=theirs["task"],
-        score=theirs["value"],
+
+
+def _theirs(found: pd.DataFrame) -> pd.DataFrame:
+    return found.assign(
+        source=[f"{PAPER}, {model}" if model else PAPER for model in found["model"]],
+        budget=[NOTHING if pd.isna(budget) else f"{budget:g}" for budget in found["budget"]],
+        score=found["value"],
     )
-    shown = pd.concat([ours, theirs.reindex(columns=ours.columns)], ignore_index=True)
-    return Shown(title, shown, (*_about(frame), *(_PAPER_NOTE if len(theirs) else ())))
 
 
-_PAPER_NOTE = ("The paper's rows are its own numbers, in percent; it gives no intervals.",)
+def _shown(title: str, ours: pd.DataFrame, theirs: pd.DataFrame, notes: tuple[str, ...], texts: str = "") -> Shown:
+    both = pd.concat([ours, theirs.reindex(columns=[*ours.columns, "where"])], ignore_index=True)
+    both = both.astype({"shots": "Int64", "samples": "Int64"})
+    if len(theirs):
+        places = ", ".join(dict.fromkeys(theirs["where"]))
+        notes = (*notes, f"The paper's rows are its own numbers ({places}), without intervals.")
+    return Shown(title, both, notes, texts)
+
+
+_INTERVALS = ("In brackets: 95 % intervals (Wilson's for shares, 1.96 standard errors otherwise).",)
 
 
 def _about(frame: pd.DataFrame) -> tuple[str, ...]:
     """Of each task, what is shown, of how many questions, and what a guess gets."""
     said = []
     for (task, metric), rows in frame.groupby(["task", "metric"], sort=False):
-        least, most = int(rows["samples"].min()), int(rows["samples"].max())
-        count = f"{most}" if least == most else f"{least} to {most}"
         guess = f", a guess gets {CHANCE[str(task)]}" if task in CHANCE else ""
-        said.append(f"{task}: {metric}{', %' if is_share(metric) else ''}, {count} samples{guess}.")
-    return (*said, "In brackets: 95 % intervals (Wilson's for shares, 1.96 standard errors otherwise).")
+        said.append(
+            f"{task}: {metric}{', %' if is_share(metric) else ''}, {count(rows['samples'])} samples{guess}."
+        )
+    return (*said, *_INTERVALS)
+
+
+def count(samples: pd.Series) -> str:
+    """Of samples, in words: one number where all cells have as many."""
+    least, most = int(samples.min()), int(samples.max())
+    return f"{most}" if least == most else f"{least} to {most}"
 
 
 def _budget(row: dict[Any, Any]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -37,6 +39,7 @@ EXTRAS = {
     "hydra_optuna_sweeper": "optuna",
 }
 """Packages of Hydra's plugins, and the extra of h2o_lab that brings each."""
+BUDGET = re.compile(r"budget=[0-9.]+")
 AT_ONCE = 4
 """Most cells at once where a launcher of this machine has no limit of its own."""
 
@@ -129,13 +132,26 @@ def composed(overrides: Sequence[str]) -> list[Composed]:
                 "that are known before, with hydra/sweeper=basic."
             )
         preset = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
-        found: list[Composed] = []
-        for words in cells(preset + list(hydra.overrides.task), loader):
-            try:
-                cfg = compose("config", words + list(hydra.overrides.hydra))
-            except HydraException as error:
-                raise in_cell(error, words) from error
-            found.append(Composed(words, cast(Config, cfg)))
+        grid = cells(preset + list(hydra.overrides.task), loader)
+        return _compose_all(grid, list(hydra.overrides.hydra))
+
+
+def _compose_all(grid: list[list[str]], besides: list[str]) -> list[Composed]:
+    """Compositions take long, so that cells that differ in the number of `budget` alone share one."""
+    made: dict[tuple[str, ...], DictConfig] = {}
+    found = []
+    for words in grid:
+        budgets = [word for word in words if BUDGET.fullmatch(word)]
+        rest = [word for word in words if word not in budgets]
+        try:
+            if tuple(rest) not in made:
+                made[tuple(rest)] = compose("config", rest + besides)
+        except HydraException as error:
+            raise in_cell(error, words) from error
+        cfg = copy.deepcopy(made[tuple(rest)])
+        for word in budgets:
+            cfg.budget = float(word.partition("=")[2])
+        found.append(Composed(words, cast(Config, cfg)))
     return found
 
 

@@ -1,0 +1,45 @@
+"""Accuracy against memory: the full cache, patterns, windows and h2o (paper, Figure 1).
+
+python -m experiments.fig1
+python -m experiments.fig1 --run
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.curves import curves
+from experiments.driver import Experiment, main
+
+HELD = "kv_bytes.resident_mean"
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """The score over the KV cache that a text holds at its end, relative to that of the full cache."""
+    keys = ["model", "task", "fewshot.examples"]
+    full = frame[frame["policy"] == "full"].drop_duplicates(keys).set_index(keys)[HELD]
+    whole = pd.Series([full.get(tuple(row), float("nan")) for row in frame[keys].to_numpy()], frame.index)
+    held = frame.assign(x=100 * frame[HELD] / whole)
+    return curves(held, "KV cache held, % of the full cache's bytes", label=_label)
+
+
+def _label(policy: str) -> str:
+    return f"{policy} (masks, keeps all)" if policy == "topk" else policy
+
+
+EXPERIMENT = Experiment(
+    "fig1",
+    __doc__,
+    draw=draw,
+    paper=(
+        "model=opt_30b",
+        "policy=full,h2o,local,streaming,strided,fixed,topk,spatten",
+        "task=copa,mathqa,openbookqa,piqa,rte,winogrande",
+        "data=hub",
+        "task.limit=null",
+    ),
+)
+
+if __name__ == "__main__":
+    main(EXPERIMENT)

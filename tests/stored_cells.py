@@ -1,0 +1,39 @@
+"""Results as a sweep stores them, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from experiments.cells import Expected
+from h2o_lab.cells.identity import SEMANTICS
+from h2o_lab.results import open_result
+
+QUESTIONS = 100
+
+
+def store(asked: Expected, folder: Path, accuracy: float = 0.6, **changes: Any) -> Path:
+    """A finished result of a cell: half of `accuracy` as `acc`, `accuracy` as `acc_norm`."""
+    cfg = asked.cfg
+    result = open_result(folder)
+    result.write_config(OmegaConf.to_container(cfg, resolve=True))
+    full = asked.policy == "full"
+    told: dict[str, Any] = {
+        "model": cfg.model.name,
+        "task": cfg.task.name,
+        "policy": asked.policy,
+        "budget": None if full else cfg.budget,
+        "budget_tokens": None if full else cfg.budget_tokens,
+        "metrics": {"acc": accuracy / 2, "acc_stderr": 0.05, "acc_norm": accuracy, "acc_norm_stderr": 0.05},
+        "main_metric": "acc",
+        "samples": QUESTIONS,
+        "kv_bytes": {"resident_mean": 1000 if full else 1000 * (cfg.budget or 0.1)},
+        "fewshot": {"examples": getattr(cfg.task, "num_fewshot", 0)},
+        "semantics": SEMANTICS,
+        "cell": asked.key,
+    }
+    result.write_samples([])
+    result.finish(told | changes)
+    return folder

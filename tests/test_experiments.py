@@ -1,0 +1,375 @@
+"""The command of a figure: which stored results are its cells, what is said of missing ones, what is shown."""
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from PIL import Image
+
+from experiments import curves, driver, fig1, fig4, table1, tables
+from experiments.cells import expected, references, select
+from experiments.driver import Experiment, main
+from experiments.paper import NUMBERS, TABLE1, numbers
+from experiments.scores import scored, wilson
+from h2o_lab import log, sweep
+from h2o_lab.cells.identity import SEMANTICS
+from h2o_lab.checks import build_policy
+from h2o_lab.config import config_dir
+from h2o_lab.errors import UserError
+from tests.stored_cells import store
+
+NO_FIGURES = ("debug", "smallest_budget")
+"""Presets that are tools, not experiments."""
+EXPERIMENTS = sorted(
+    file.stem for file in (config_dir() / "experiment").glob("*.yaml") if file.stem not in NO_FIGURES
+)
+SCRIPTS = [
+    file.stem
+    for file in sorted(Path(driver.__file__).parent.glob("*.py"))
+    if "EXPERIMENT = " in file.read_text(encoding="utf-8")
+]
+FIG4 = ["+experiment=fig4"]
+SMALL = [*FIG4, "task=piqa", "budget=0.1,0.2"]
+"""Five cells: the full cache, and h2o and local at two budgets."""
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return expected(SMALL)
+
+
+def stored(cells, root, **changes):
+    for place, cell in enumerate(cells):
+        store(cell, root / str(place), **changes)
+    return str(root)
+
+
+def experiment(name: str) -> Experiment:
+    return import_module(f"experiments.{name}").EXPERIMENT
+
+
+def said_by(monkeypatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(log, "complain", said.append)
+    return said
+
+
+def test_the_full_cache_is_one_cell_whatever_the_budgets(cells):
+    assert [(cell.policy, cell.cfg.budget) for cell in cells] == [
+        ("full", 0.1),
+        ("h2o", 0.1),
+        ("h2o", 0.2),
+        ("local", 0.1),
+        ("local", 0.2),
+    ]
+
+
+def test_the_frame_has_the_cells_of_the_preset_in_its_order_and_no_others(cells, tmp_path):
+    other = expected(["policy=h2o", "budget=0.3"])
+    folder = stored([*reversed(cells), *other], tmp_path)
+    found = select(cells, folder)
+    assert found.missing == []
+    assert found.frame["policy"].tolist() == ["full", "h2o", "h2o", "local", "local"]
+    assert [Path(path).name for path in found.frame["path"]] == ["4", "3", "2", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["task.limit=99"],
+        ["policy.recent_fraction=0.25"],
+        ["prefill=full"],
+        ["seed=1"],
+        ["task.num_fewshot=1"],
+        ["data=folder", "data.dir=x"],
+        ["model=opt_125m"],
+        ["model.dtype=float16"],
+        ["budget_base=sequence"],
+    ],
+)
+def test_what_determines_a_result_tells_cells_apart(changes):
+    plain = ["policy=h2o", "budget=0.2"]
+    assert expected([*plain, *changes])[0].key != expected(plain)[0].key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["results_dir=x", "tracker=none", "resume=false", "quiet=true", "within=0.1"],
+        ["policy.recent_fraction=0.5"],
+        ["model.device=cpu"],
+        ["model.device_map=auto"],
+    ],
+)
+def test_what_does_not_determine_it_does_not(changes):
+    plain = ["policy=h2o", "budget=0.2"]
+    assert expected([*plain, *changes])[0].key == expected(plain)[0].key
+
+
+def test_folders_of_rows_and_models_may_have_moved():
+    words = ["policy=h2o", "budget=0.2", "data=folder", "model=local"]
+    here, there, other = (
+        expected([*words, f"data.dir={place}/data", f"model.path={place}/{name}"])[0].key
+        for place, name in (("a", "small"), ("/b/c", "small"), ("a", "large"))
+    )
+    assert here == there != other
+
+
+def test_the_newest_finished_result_of_a_cell_counts(cells, tmp_path):
+    cell = cells[1]
+    for name, year, status in (("b", 2001, "finished"), ("a", 2002, "finished"), ("c", 2003, "failed")):
+        folder = store(cell, tmp_path / name)
+        record = json.loads((folder / "result.json").read_text()) | {"finished": f"{year}", "status": status}
+        (folder / "result.json").write_text(json.dumps(record))
+    found = select([cell], str(tmp_path))
+    assert Path(found.frame["path"][0]).name == "a"
+
+
+def test_a_copy_stands_for_its_original_where_that_has_another_configuration(cells, tmp_path):
+    (original,) = expected(["policy=h2o", "budget=0.1", "task=piqa", "data=folder", "data.dir=x"])
+    store(original, tmp_path / "0", cell="same")
+    store(cells[1], tmp_path / "1", cell="same", reused_from="0")
+    assert Path(select([cells[1]], str(tmp_path)).frame["path"][0]).name == "1"
+    assert Path(select([original], str(tmp_path)).frame["path"][0]).name == "0"
+
+
+def test_results_of_an_older_meaning_and_of_other_programs_are_passed_over(cells, tmp_path):
+    store(cells[1], tmp_path / "0", semantics=SEMANTICS - 1)
+    store(cells[1], tmp_path / "1")
+    (tmp_path / "1" / "config.yaml").write_text("threads: 1\n")
+    assert select([cells[1]], str(tmp_path), "nowhere").missing == [cells[1]]
+
+
+def test_overridden_fields_of_a_policy_are_columns(tmp_path):
+    cells = expected(["+experiment=split", "task=piqa", "policy.recent_fraction=0.25,1", "budget=0.1"])
+    frame = select(cells, stored(cells, tmp_path)).frame
+    assert frame["policy.recent_fraction"].tolist() == [0.25, 1.0]
+    assert frame["policy"].tolist() == ["h2o", "h2o"]
+
+
+def test_a_sweep_over_fields_has_the_full_cache_beside_it():
+    cells = expected(["+experiment=split", "task=piqa"])
+    (full,) = references(cells)
+    assert full.policy == "full"
+    assert full.key in {cell.key for cell in expected(FIG4)}
+    assert [word for word in full.overrides if word.startswith(("policy", "budget"))] == ["policy=full"]
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        alone = compose("config", list(full.overrides))
+    assert (alone.task.name, build_policy(alone.policy).name) == ("piqa", "full")
+
+
+def test_experiments_share_their_cells():
+    def at_a_fifth(*names):
+        return [
+            {cell.key for cell in expected([f"+experiment={name}", "task=piqa", "budget=0.2"])} for name in names
+        ]
+
+    fig4_cells, shots, alone, summaries, repetition = (
+        *at_a_fifth("fig4", "table1", "table9"),
+        *({cell.key for cell in expected([f"+experiment={name}"])} for name in ("fig4_summaries", "fig6_7")),
+    )
+    assert len(fig4_cells & shots) == 2
+    assert fig4_cells < alone
+    assert repetition < summaries
+
+
+def test_some_missing_cells_are_counted_and_named_with_the_command(cells, tmp_path, monkeypatch):
+    warned: list[str] = []
+    monkeypatch.setattr(driver.logger, "warning", lambda text, *words: warned.append(text % words))
+    folder = stored(cells[:3], tmp_path / "results")
+    with pytest.raises(SystemExit) as ended:
+        main(fig4.EXPERIMENT, [*SMALL[1:], "--results", folder, "--out", str(tmp_path / "figures")])
+    assert ended.value.code == 0
+    (warning,) = warned
+    assert warning.startswith("2 of the 5 cells of fig4 are not in ")
+    assert "such as model=smollm2_135m task=piqa policy=local budget=0.1" in warning
+    assert warning.endswith(f"run python -m experiments.fig4 --run --results {folder} task=piqa budget=0.1,0.2")
+    assert (tmp_path / "figures" / "fig4.pdf").is_file()
+
+
+def test_where_nothing_is_there_one_sentence_says_so(tmp_path, monkeypatch):
+    said = said_by(monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        main(fig4.EXPERIMENT, ["--results", str(tmp_path / "nowhere"), "--scale", "paper", "model=opt_125m"])
+    assert ended.value.code == 2
+    assert said == [
+        f"none of the 78 cells of fig4 is in {tmp_path}/nowhere: run python -m experiments.fig4 --run --scale "
+        f"paper --results {tmp_path}/nowhere model=opt_125m"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [("policy=h3o", "h3o"), ("budget=2", "budget=2.0 is out of range"), ("budget=interval(0,1)", "no list of")],
+)
+def test_a_wrong_override_is_one_sentence(word, sentence, monkeypatch):
+    said = said_by(monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        main(fig4.EXPERIMENT, [word])
+    assert ended.value.code == 2
+    assert sentence in said[0]
+    assert "\n" not in said[0]
+
+
+def test_an_unknown_metric_is_named(cells, tmp_path, monkeypatch):
+    said = said_by(monkeypatch)
+    folder = stored(cells, tmp_path)
+    with pytest.raises(SystemExit):
+        main(fig4.EXPERIMENT, [*SMALL[1:], "--results", folder, "--metric", "f1"])
+    assert said[0].startswith(f"--metric=f1 is not in {folder}")
+
+
+class Runs:
+    """Stands for the processes that `--run` starts."""
+
+    def __init__(self, monkeypatch, code, then=lambda: None):
+        self.commands: list[list[str]] = []
+        self._code, self._then = code, then
+        monkeypatch.setattr(driver.subprocess, "run", self)
+
+    def __call__(self, command, check):
+        self.commands.append(command[1:])
+        self._then()
+        return subprocess.CompletedProcess(command, self._code)
+
+
+def run(folder, tmp_path, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(fig4.EXPERIMENT, ["--run", *words, "--results", str(folder), "--out", str(tmp_path / "figures")])
+    return ended.value.code
+
+
+def test_run_starts_the_sweep_that_the_preset_is_and_draws(cells, tmp_path, monkeypatch):
+    folder = tmp_path / "results"
+    started = Runs(monkeypatch, 0, lambda: stored(cells, folder))
+    assert run(folder, tmp_path, *SMALL[1:]) == 0
+    assert started.commands == [["-m", "h2o_lab.run", "-m", *SMALL, f"results_dir={folder}"]]
+    assert (tmp_path / "figures" / "fig4.png").is_file()
+    assert run(folder, tmp_path, *SMALL[1:]) == 0
+    assert len(started.commands) == 1, "nothing was missing"
+
+
+def test_a_sweep_that_does_not_start_passes_its_code_on_and_one_with_failed_cells_is_drawn(
+    cells, tmp_path, monkeypatch
+):
+    folder = tmp_path / "results"
+    Runs(monkeypatch, 2)
+    assert run(folder, tmp_path, *SMALL[1:]) == 2
+    Runs(monkeypatch, 1, lambda: stored(cells[:4], folder))
+    assert run(folder, tmp_path, *SMALL[1:]) == 1
+    assert (tmp_path / "figures" / "fig4.png").is_file()
+
+
+def test_files_say_the_command_and_the_commit(cells, tmp_path, monkeypatch):
+    folder = stored(cells, tmp_path / "results")
+    words = [*SMALL[1:], "--results", folder, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["x", *words])
+    for made in (fig4.EXPERIMENT, Experiment("fig4", "", table=table1.table)):
+        with pytest.raises(SystemExit):
+            main(made, words)
+    assert Image.open(tmp_path / "fig4.png").info["Description"].startswith("python -m experiments.fig4 task=piqa")
+    assert b"; h2o_lab 0.1.0" in (tmp_path / "fig4.pdf").read_bytes()
+    assert "<!-- python -m experiments.fig4 task=piqa" in (tmp_path / "fig4.md").read_text()
+
+
+def test_shares_are_percent_with_an_interval_that_stays_within_them(cells, tmp_path):
+    frame = select(cells[:1], stored(cells[:1], tmp_path, accuracy=1.0)).frame
+    row = scored(frame).iloc[0]
+    assert (row["metric"], row["score"], row["high"]) == ("acc_norm", 100, 100)
+    assert row["low"] == pytest.approx(96.3, abs=0.1)
+    assert scored(frame, "acc").iloc[0]["score"] == 50
+    rouge = frame.assign(rouge2=0.2, rouge2_stderr=0.1)
+    assert scored(rouge, "rouge2").iloc[0]["high"] == pytest.approx(0.396, abs=1e-3)
+    assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+
+
+def test_a_table_shows_the_papers_numbers_beside_ours(cells, tmp_path):
+    frame = scored(select(cells, stored(cells, tmp_path)).frame)
+    shown = tables.accuracies(frame, "Title", TABLE1)
+    lines = tables.as_markdown(shown).splitlines()
+    assert lines[2] == "| policy | shots | budget | source | piqa |"
+    assert "| full | 5 | – | smollm2_135m | 60.0 (50.2–69.1) |" in lines
+    assert lines[lines.index("| full | 5 | – | smollm2_135m | 60.0 (50.2–69.1) |") + 1] == (
+        "| full | 5 | – | paper, OPT-30B | 78.51 |"
+    )
+    assert "- The paper's rows are its own numbers (Table 1), without intervals." in lines
+    assert tables.as_rich(shown).row_count == len(shown.numbers)
+
+
+def test_a_table_without_the_papers_numbers_has_none(cells, tmp_path):
+    frame = scored(select(cells, stored(cells, tmp_path)).frame)
+    shown = tables.accuracies(frame, "Title")
+    assert "paper" not in tables.as_markdown(shown)
+    assert len(shown.numbers) == len(frame)
+
+
+def test_a_panel_has_a_line_per_policy_levels_and_the_papers_points(cells, tmp_path):
+    frame = scored(select(cells, stored(cells, tmp_path)).frame)
+    (ax,) = curves.by_budget(frame, TABLE1).axes
+    handles, labels = ax.get_legend_handles_labels()
+    assert labels[:2] == ["full cache, 95 % band", "chance"]
+    assert sorted(labels[2:]) == ["h2o", "local", "paper, OPT-30B (hollow)"]
+    h2o = handles[labels.index("h2o")].lines[0]
+    assert h2o.get_ydata().tolist() == [60, 60]
+    assert h2o.get_xdata() == pytest.approx([10, 20], abs=0.2)
+    full = handles[0]
+    assert full.get_ydata() == [60, 60]
+    assert ax.get_title() == "piqa, acc_norm, n = 100"
+
+
+def test_memory_is_relative_to_the_full_cache(cells, tmp_path):
+    frame = scored(select(cells, stored(cells, tmp_path)).frame)
+    (ax,) = fig1.draw(frame).axes
+    handles, labels = ax.get_legend_handles_labels()
+    assert handles[labels.index("local")].lines[0].get_xdata() == pytest.approx([10, 20], abs=0.2)
+
+
+def test_every_number_of_the_paper_says_where_it_stands():
+    frame = pd.DataFrame(NUMBERS)
+    assert frame[["where", "task", "policy", "value"]].notna().all().all()
+    keys = ["where", "model", "task", "policy", "shots", "budget", "metric"]
+    assert not frame.duplicated(keys).any()
+    assert numbers("Table 9", TABLE1).duplicated(["model", "task", "policy", "shots", "budget"]).sum() == 0
+
+
+def test_every_preset_has_its_script_and_every_script_its_preset():
+    assert sorted(SCRIPTS) == EXPERIMENTS
+    for name in EXPERIMENTS:
+        made = experiment(name)
+        assert made.name == name
+        assert (made.draw is None) != (made.table is None)
+        assert f"python -m experiments.{name}" in (made.says or "")
+        preset = (config_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        assert f"python -m experiments.{name} " in preset.replace("\n", " ")
+
+
+@pytest.mark.parametrize("scale", driver.SCALES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_cells_of_every_experiment_compose(name, scale, monkeypatch):
+    whole = sweep.cells
+
+    def some(overrides, loader):
+        """Cells that have every word of the sweep among them."""
+        seen: set[str] = set()
+        return [
+            words for words in whole(overrides, loader) if not seen.issuperset(words) and not seen.update(words)
+        ]
+
+    monkeypatch.setattr(sweep, "cells", some)
+    cells = expected(experiment(name).overrides(scale, []))
+    assert cells
+    if scale == "paper":
+        assert {cell.cfg.model.dtype for cell in cells} == {"float16"}
+        assert {cell.cfg.model.source for cell in cells} == {"hub"}
+    else:
+        assert {cell.cfg.model.name for cell in cells} == {"smollm2_135m"}
+
+
+def test_a_sweeper_that_searches_has_no_cells():
+    with pytest.raises(UserError, match="hydra/sweeper=h2o_optuna chooses its cells as it goes"):
+        expected(["+experiment=smallest_budget", "policy=h2o"])
