@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from experiments.drawing import OTHERS, Look, look, rank
 from experiments.paper import numbers
 from experiments.scores import CHANCE, is_share
 from experiments.tables import count, model_name
+from h2o_lab.results.look import OTHERS, Look, look, rank
 
 BUDGET = "KV cache budget, % of the prompt"
 DODGE = 0.004

@@ -1,4 +1,4 @@
-"""How figures look, and what files say about where they come from."""
+"""Figures as files, and what these say about where they come from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 import h2o_lab
 from h2o_lab.results.environment import own_git_state
-from h2o_lab.results.look import LOOK, OTHERS, STYLE, Look, look, rank
 
 
 def provenance(name: str) -> str:

@@ -18,11 +18,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.cells import Selection, expected, references, select
-from experiments.drawing import STYLE, provenance, save
+from experiments.drawing import provenance, save
 from experiments.scores import scored
 from experiments.tables import Shown, as_markdown, as_rich
 from h2o_lab import log
 from h2o_lab.errors import UserError
+from h2o_lab.results.look import STYLE
 
 logger = logging.getLogger("h2o_lab.experiments")
 

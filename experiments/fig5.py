@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.drawing import look
 from experiments.driver import Experiment, main
 from h2o_lab.results import load_samples
+from h2o_lab.results.look import look
 
 LINES = ("-", "--", ":", "-.")
 STRETCH = 5000

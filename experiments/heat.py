@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.drawing import rank
 from experiments.tables import model_name
+from h2o_lab.results.look import rank
 
 AT = "accuracy_at_"
 

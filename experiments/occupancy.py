@@ -9,10 +9,10 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.drawing import look, rank
 from experiments.driver import Experiment, main
 from experiments.recorded import HEIGHT, PAPER, WIDTH, table
 from experiments.tables import model_name
+from h2o_lab.results.look import look, rank
 
 SIGNS = {
     "retained": "share of full attention on what is held",

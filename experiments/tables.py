@@ -12,9 +12,9 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from experiments.drawing import rank
 from experiments.paper import numbers
 from experiments.scores import CHANCE, is_share, scored
+from h2o_lab.results.look import rank
 
 NOTHING = "–"
 PAPER = "paper"
