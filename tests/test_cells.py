@@ -1,5 +1,6 @@
 """Cells that are computed once: journals, claims, what makes two cells the same."""
 
+import copy
 import errno
 import json
 import multiprocessing
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from h2o_lab.cells import Cell, Journal, fingerprint, fingerprint_files
 from h2o_lab.cells.identity import _source, identity, name_of
@@ -131,6 +133,80 @@ def test_what_changes_a_result_changes_the_name(named):
     ]
     names.append(named("budget=0.4"))
     assert len(set(names)) == len(names)
+
+
+NO_DIFFERENCE = {
+    *("model.name", "model.source", "model.id", "model.revision", "model.path", "model.max_memory"),
+    *("data.source", "data.dir", "task.path", "task.checkpoint_every", "task.include_path"),
+    *("tracker.name", "tracker.project", "tracker.entity", "tracker.mode", "tracker.group", "tracker.tags"),
+    *("results_dir", "resume", "quiet", "within"),
+}
+"""Keys that say where something is or goes: what lies there is in the fingerprints of data and model."""
+OTHER = {
+    **{"model.device": "mps", "model.device_map": "auto", "model.dtype": "bfloat16", "stats.name": "attention"},
+    **{"policy": {"_target_": "h2o_lab.policies.Local"}, "task.stop": ["!"], "task.depths": [0.5]},
+    **{"budget_base": "sequence", "tracker.tags": ["mine"], "model.max_memory": {"cpu": "1GiB"}},
+}
+"""Another value, where one more or not the same would not do."""
+WHOLE = {
+    "budget_tokens",
+    "task.limit",
+    "task.tokens",
+    "task.stride",
+    "task.context",
+    "task.document_words",
+    "within",
+}
+"""Numbers that may be absent."""
+
+
+@pytest.mark.parametrize("task", ["piqa", "xsum", "pg19", "needle"])
+def test_every_key_is_either_part_of_a_cell_or_known_not_to_be(task, monkeypatch):
+    monkeypatch.setattr("h2o_lab.cells.identity.parse_device", lambda model: f"kind of {model.device}")
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        cfg = compose("config", ["budget=0.2", "stats=attention", f"task={task}"])
+    OmegaConf.set_struct(cfg, False)
+    names = [*_keys(cfg), "policy"]
+    assert len(names) > 40
+
+    def name(changed):
+        policy = build_policy(changed.policy)
+        budget = Budget(changed.budget, changed.budget_tokens, changed.budget_base)
+        return name_of(identity(changed, Plan(policy, budget), "rows", "weights"))
+
+    for key in names:
+        changed = copy.deepcopy(cfg)
+        value = OmegaConf.select(cfg, key)
+        OmegaConf.update(changed, key, OTHER.get(key, _another(key, value)), merge=False)
+        if key == "budget_tokens":
+            changed.budget = None
+        if key == "stats.name":
+            changed.stats.name = "none"
+        assert (name(changed) == name(cfg)) == (key in NO_DIFFERENCE), key
+
+
+def _keys(cfg, prefix=""):
+    for key in cfg:
+        value = None if OmegaConf.is_missing(cfg, key) else cfg[key]
+        if prefix + key == "policy":
+            continue
+        if OmegaConf.is_dict(value):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def _another(key, value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value / 2
+    if isinstance(value, str):
+        return value + "x"
+    return 7 if key in WHOLE else "other"
 
 
 def test_a_policy_of_somebody_else_is_known_by_its_source(named, tmp_path, monkeypatch):
