@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Policy, Protection
@@ -72,6 +75,12 @@ class Caps:
     @property
     def bounded(self) -> bool:
         return bool(self.k.max() < UNBOUNDED)
+
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
+        """int64 [B, 7]: k, recent, sink, share, period, first, width."""
+        sizes = (self.k, self.recent, self.sink, self.share, self.period, self.first, self.width)
+        return torch.stack(sizes, dim=1).numpy()
 
     def select(self, rows: torch.Tensor) -> Caps:
         rows = rows.cpu()

@@ -9,7 +9,7 @@ O(T k D) work and O(k) memory: no T x T map is formed.
 
 import torch
 
-from h2o_lab.attention import scan
+from h2o_lab.attention import scan, step
 from h2o_lab.attention.rolling import Rolling
 from h2o_lab.attention.state import EMPTY, NEVER, LayerState
 
@@ -28,6 +28,8 @@ def attend(
     normaliser: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `h2o_lab.attention.executors.attend` and the reference executor; tensors on the CPU."""
+    if step.fits(q, state, normaliser):
+        return step.attend(q, k, v, state, scale=scale, valid=valid, static=static)
     out = torch.empty(*q.shape[:3], v.shape[-1], dtype=q.dtype)
     for start in range(0, q.shape[2], BLOCK):
         block = slice(start, start + BLOCK)

@@ -28,14 +28,19 @@ COMPILE = "from h2o_lab.attention.kernel import touch; touch()"
 
 @cache
 def ready() -> None:
-    """Fill numba's cache where it lacks the scan; the first time this takes about 20 s."""
-    from h2o_lab.attention import scan
+    """Fill numba's cache where it lacks the kernel; the first time this takes about 25 s."""
+    from h2o_lab.attention import rolling, scan, simd, step
 
+    newest = max(Path(str(module.__file__)).stat().st_mtime for module in (rolling, scan, simd, step))
     folder = scan._scan.stats.cache_path
-    stored = Path(folder).glob("scan._scan-*.nbi") if folder is not None else []
-    if max((file.stat().st_mtime for file in stored), default=0) > Path(scan.__file__).stat().st_mtime:
-        return
-    log.info("compiling the CPU kernel (once, about 20 s)")
+    if folder is not None:
+        stored = [list(Path(folder).glob(name)) for name in ("scan._scan-*.nbi", "step._step-*.nbi")]
+        if all(any(file.stat().st_mtime > newest for file in files) for files in stored):
+            return
+        # numba looks at the file of a function alone, not at those of the functions that it calls
+        for file in (*Path(folder).glob("scan.*.nbi"), *Path(folder).glob("step.*.nbi")):
+            file.unlink(missing_ok=True)
+    log.info("compiling the CPU kernel (once, about 25 s)")
     place = os.pathsep.join([str(Path(h2o_lab.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", COMPILE]
     done = subprocess.run(
@@ -46,7 +51,7 @@ def ready() -> None:
 
 
 def touch() -> None:
-    """Run the scan once on next to nothing: it is then compiled, or loaded."""
+    """Run the kernel once on next to nothing: it is then compiled, or loaded."""
     from h2o_lab.attention import compiled
 
     token = torch.zeros(1, 1, 2, 8)
@@ -54,3 +59,5 @@ def touch() -> None:
     state = LayerState.empty(policy, Caps.of(policy, [2]), token, token)
     valid = torch.ones(1, 2, dtype=torch.bool)
     compiled.attend(token, token, token, state, scale=1.0, valid=valid, static=None)
+    one = token[:, :, :1].contiguous()
+    compiled.attend(one, one, one, state, scale=1.0, valid=valid[:, :1], static=None)

@@ -61,8 +61,7 @@ def run(
         normaliser: float32 [B, H, G, n], see the reference executor; the weights are then relative to it.
         rolling: what virtual positions need, or None.
     """
-    caps, policy = state.caps, state.policy
-    sizes = (caps.k, caps.recent, caps.sink, caps.share, caps.period, caps.first, caps.width)
+    policy = state.policy
     nothing = np.zeros((1, 1, 1), np.float32)
     _scan(
         weights.numpy(),
@@ -73,7 +72,7 @@ def run(
         columns.slots.numpy(),
         valid.numpy(),
         state.seen.numpy(),
-        torch.stack(sizes, dim=1).numpy(),
+        state.caps.table,
         held,
         int(policy.priority),
         policy.priority.fixed,
@@ -117,7 +116,7 @@ def _open(i, offset, positions, guard, newest, sink, floor):
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
-def _victim(end, positions, values, offset, guard, newest, sink, floor):
+def victim(end, positions, values, offset, guard, newest, sink, floor):
     """The living, unprotected column with the smallest value, then the smallest position."""
     smallest = np.float32(np.inf)
     for i in range(end):
@@ -139,13 +138,13 @@ def _victim(end, positions, values, offset, guard, newest, sink, floor):
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
-def _means(means, scores, positions, end, seen):
+def to_means(means, scores, positions, end, seen):
     for i in range(end):
         means[i] = scores[i] / np.float32(seen - positions[i])
 
 
 @numba.njit(cache=True)
-def _guards(guard, positions, period, first, width):
+def to_guards(guard, positions, period, first, width):
     for i in range(len(guard)):
         place = positions[i] % period
         inside = (positions[i] >= 0) & (place >= first) & (place < first + width)
@@ -153,7 +152,7 @@ def _guards(guard, positions, period, first, width):
 
 
 @numba.njit(cache=True)
-def _floor(newest, share, period, first, width):
+def pattern_floor(newest, share, period, first, width):
     """See `h2o_lab.policies.protection.oldest_protected`, for one number; width is at least 1."""
     members = 0
     if newest >= 0:
@@ -163,7 +162,7 @@ def _floor(newest, share, period, first, width):
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
-def _attend(row, offset, received, end, first, by_max, relative, total_log):
+def normalise(row, offset, received, end, first, by_max, relative, total_log):
     """Softmax over the living columns of row[:end] in place, zeros behind; adds up what they received.
 
     With `relative`, probabilities are relative to exp(total_log) in place of the sum over the living.
@@ -195,7 +194,7 @@ def _attend(row, offset, received, end, first, by_max, relative, total_log):
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
-def _account(scores, received, end, replace):
+def account(scores, received, end, replace):
     for i in range(end):
         scores[i] = received[i] if replace else scores[i] + received[i]
 
@@ -246,7 +245,7 @@ def _scan(
         guard = np.full(width, -1, np.int32)
         floor = np.int32(0)
         if broad > 0:
-            _guards(guard, at, period, first, broad)
+            to_guards(guard, at, period, first, broad)
         # what is added to a column's logits: 0 while it is alive, -inf otherwise
         offset = np.full(width, -np.inf, np.float32)
         moved = np.zeros(width, np.bool_)
@@ -269,10 +268,10 @@ def _scan(
                 continue
             if alive == cap:
                 if priority == MEAN:
-                    _means(values, source, at, held + j, np.int32(now))
+                    to_means(values, source, at, held + j, np.int32(now))
                 if broad > 0:
-                    floor = np.int32(_floor(now - recent, share, period, first, broad))
-                out = _victim(held + j, at, values, offset, guard, np.int32(now - recent), sink, floor)
+                    floor = np.int32(pattern_floor(now - recent, share, period, first, broad))
+                out = victim(held + j, at, values, offset, guard, np.int32(now - recent), sink, floor)
                 offset[out] = -np.inf
                 died[b, own, out] = now
                 alive -= 1
@@ -303,8 +302,8 @@ def _scan(
                 for g in range(group):
                     row = weights[b, h, g, j]
                     total_log = normaliser[b, h, g, j] if relative else np.float32(0.0)
-                    _attend(row, offset, received, end, g == 0, by_max, relative, total_log)
-                _account(score, received, end, priority == LAST and h == first_head)
+                    normalise(row, offset, received, end, g == 0, by_max, relative, total_log)
+                account(score, received, end, priority == LAST and h == first_head)
         for j in range(n):
             if offset[held + j] != 0:
                 slots[b, own, j] = NOWHERE
