@@ -13,12 +13,14 @@ from matplotlib.figure import Figure
 
 from experiments.drawing import OTHERS, Look, look, rank
 from experiments.paper import numbers
-from experiments.scores import CHANCE, is_share
+from experiments.scores import CHANCE, METRICS, TASKS, is_share
 from experiments.tables import count, model_name
 
 BUDGET = "KV cache budget, % of the prompt"
 DODGE = 0.004
 """Between the points of two lines at the same place, as a share of the axis, so that their bars are told apart."""
+MARGIN = 0.03
+"""Beside the axis's ends, 0 and the largest value, as a share of it."""
 PAPER_MODEL = "OPT-30B"
 """The model of the paper whose numbers are drawn."""
 WIDTH, HEIGHT = 2.7, 2.4
@@ -65,15 +67,20 @@ def curves(
             cells = here[here["task"] == task]
             if cells.empty:
                 ax.text(0.5, 0.5, "not run", ha="center", va="center", transform=ax.transAxes)
-                ax.set_title(task)
+                ax.set_title(TASKS.get(task, task))
                 continue
             _lines(ax, cells, line, looks, label)
             _levels(ax, cells, task)
             _papers(ax, task, cells["fewshot.examples"].iloc[0] if where else 0, looks, where)
-            metric = cells["metric"].iloc[0]
-            ax.set_title(f"{task}, {metric}, n = {count(cells['samples'])}")
+            metric = METRICS.get(cells["metric"].iloc[0], cells["metric"].iloc[0])
+            ax.set_title(f"{TASKS.get(task, task)}, {metric}, n = {count(cells['samples'])}")
         beside[0].set_ylabel(_ylabel(row, here["metric"]))
-    figure.supxlabel(xlabel, fontsize="medium")
+    right = max(ax.dataLim.x1 for ax in axes.flat)
+    axes[0, 0].set_xlim(-MARGIN * right, (1 + MARGIN) * right)
+    if len(tasks) > 1:
+        figure.supxlabel(xlabel, fontsize="medium")
+    else:
+        axes[-1, 0].set_xlabel(xlabel)
     _legend(figure)
     return figure
 
@@ -141,7 +148,7 @@ def _papers(ax: Axes, task: str, shots: float, looks: dict[Any, Look], where: Se
 
 
 def _ylabel(row: Sequence[Any], metrics: pd.Series) -> str:
-    what = "accuracy, %" if metrics.map(is_share).all() else metrics.iloc[0]
+    what = "accuracy, %" if metrics.map(is_share).all() else METRICS.get(metrics.iloc[0], metrics.iloc[0])
     examples = [f"{row[1]:.0f} example{'' if row[1] == 1 else 's'}"] if len(row) > 1 else []
     return f"{', '.join([model_name(row[0]), *examples])}\n{what}"
 

@@ -11,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from experiments import curves, driver, fig1, fig4, table1, tables
+from experiments import curves, driver, fig1, fig4, fig6_7, table1, tables
 from experiments.cells import expected, references, select
 from experiments.driver import Experiment, main
 from experiments.paper import NUMBERS, TABLE1, numbers
@@ -308,6 +308,31 @@ def test_a_table_without_the_papers_numbers_has_none(cells, tmp_path):
     assert len(shown.numbers) == len(frame)
 
 
+def test_summaries_are_shown_with_their_first_texts(tmp_path):
+    cells = expected(["+experiment=fig6_7"])
+    values = {
+        "rouge2": 0.04,
+        "rouge2_stderr": 0.03,
+        "rouge1": 0.2,
+        "rougeL": 0.1,
+        "self_bleu": 0.2,
+        "repetition": 0.1,
+    }
+    for cell in cells:
+        text = {"doc_id": 0, "reference": "What it says.", "text": f" by {cell.policy}\n"}
+        store(cell, tmp_path / cell.policy, samples=[text], metrics=values, main_metric="rouge2")
+    shown = fig6_7.table(scored(select(cells, str(tmp_path)).frame))
+    lines = tables.as_markdown(shown).splitlines()
+    assert "| h2o | 0 | 0.2 | smollm2_135m | 0.2 | 0.1 | 0.2 | 0.040 (0.000–0.099) | 0.1 |" in lines
+    assert "| h2o | 0 | 0.2 | paper, LLaMA-7B | 0.0051 | – | – | – | – |" in lines
+    assert [line for line in lines if line.startswith("> ")] == [
+        "> What it says.",
+        "> by full",
+        "> by h2o",
+        "> by local",
+    ]
+
+
 def test_a_panel_has_a_line_per_policy_levels_and_the_papers_points(cells, tmp_path):
     frame = scored(select(cells, stored(cells, tmp_path)).frame)
     (ax,) = curves.by_budget(frame, TABLE1).axes
@@ -319,7 +344,7 @@ def test_a_panel_has_a_line_per_policy_levels_and_the_papers_points(cells, tmp_p
     assert h2o.get_xdata() == pytest.approx([10, 20], abs=0.2)
     full = handles[0]
     assert full.get_ydata() == [60, 60]
-    assert ax.get_title() == "piqa, acc_norm, n = 100"
+    assert ax.get_title() == "PIQA, acc_norm, n = 100"
 
 
 def test_memory_is_relative_to_the_full_cache(cells, tmp_path):
