@@ -40,3 +40,10 @@ def store(
     result.write_samples(list(samples))
     result.finish(told | changes)
     return folder
+
+
+def stored(cells: Sequence[Expected], root: Path, **changes: Any) -> str:
+    """The folder that holds a result of each cell."""
+    for place, cell in enumerate(cells):
+        store(cell, root / str(place), **changes)
+    return str(root)
