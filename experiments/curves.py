@@ -1,7 +1,8 @@
-"""Figures of curves: a panel per task (across) and model or number of examples (down), a line per policy."""
+"""Figures of curves: a panel per task, model and number of examples, a line per policy."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,15 +13,19 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from experiments.paper import numbers
-from experiments.scores import CHANCE, is_share
+from experiments.scores import CHANCE, METRICS, TASKS, is_share
 from experiments.tables import count, model_name
 from h2o_lab.results.look import OTHERS, Look, look, rank
 
 BUDGET = "KV cache budget, % of the prompt"
-DODGE = 0.004
-"""Between the points of two lines at the same place, as a share of the axis, so that their bars are told apart."""
+DODGE = 0.006
+"""Between the points of two lines at the same place, as a share of the axis: bars are told apart."""
+MARGIN = 0.03
+"""Beside the axis's ends, 0 and the largest value, as a share of it."""
 PAPER_MODEL = "OPT-30B"
 """The model of the paper whose numbers are drawn."""
+ACROSS = 3
+"""Most panels beside each other; more tasks go on below."""
 WIDTH, HEIGHT = 2.7, 2.4
 """Of a panel, in inches."""
 
@@ -57,23 +62,35 @@ def curves(
     rows = list(dict.fromkeys(frame[downs].itertuples(index=False, name=None)))
     tasks = list(dict.fromkeys(frame["task"]))
     looks = _looks(frame[frame["policy"] != "full"], line)
-    figure = Figure(figsize=(0.5 + WIDTH * max(len(tasks), 1.3), 0.7 + HEIGHT * len(rows)))
-    axes = figure.subplots(len(rows), len(tasks), squeeze=False, sharex=True)
-    for row, beside in zip(rows, axes, strict=True):
+    across = 2 if len(tasks) == 4 else min(len(tasks), ACROSS)
+    lines = math.ceil(len(tasks) / across)
+    figure = Figure(figsize=(0.5 + WIDTH * max(across, 1.3), 0.7 + HEIGHT * len(rows) * lines))
+    axes = figure.subplots(len(rows) * lines, across, squeeze=False, sharex=True)
+    for row, beside in zip(rows, axes.reshape(len(rows), lines * across), strict=True):
         here = frame[(frame[downs] == list(row)).all(axis=1)]
-        for task, ax in zip(tasks, beside, strict=True):
+        for ax in beside[len(tasks) :]:
+            ax.remove()
+        for task, ax in zip(tasks, beside, strict=False):
             cells = here[here["task"] == task]
             if cells.empty:
                 ax.text(0.5, 0.5, "not run", ha="center", va="center", transform=ax.transAxes)
-                ax.set_title(task)
+                ax.set_title(TASKS.get(task, task))
                 continue
             _lines(ax, cells, line, looks, label)
             _levels(ax, cells, task)
             _papers(ax, task, cells["fewshot.examples"].iloc[0] if where else 0, looks, where)
-            metric = cells["metric"].iloc[0]
-            ax.set_title(f"{task}, {metric}, n = {count(cells['samples'])}")
-        beside[0].set_ylabel(_ylabel(row, here["metric"]))
-    figure.supxlabel(xlabel, fontsize="medium")
+            metric = METRICS.get(cells["metric"].iloc[0], cells["metric"].iloc[0])
+            ax.set_title(f"{TASKS.get(task, task)}, {metric}, n = {count(cells['samples'])}")
+        for ax in beside[max(0, len(tasks) - across) : len(tasks)]:
+            ax.tick_params(labelbottom=True)
+        for ax in beside[: len(tasks) : across]:
+            ax.set_ylabel(_ylabel(row, here["metric"]))
+    right = max(ax.dataLim.x1 for ax in figure.axes)
+    axes[0, 0].set_xlim(-MARGIN * right, (1 + MARGIN) * right)
+    if len(tasks) > 1:
+        figure.supxlabel(xlabel, fontsize="medium")
+    else:
+        axes[-1, 0].set_xlabel(xlabel)
     _legend(figure)
     return figure
 
@@ -98,12 +115,11 @@ def _levels(ax: Axes, cells: pd.DataFrame, task: str) -> None:
 
 
 def _lines(ax: Axes, cells: pd.DataFrame, line: str, looks: dict[Any, Look], label: Callable[[Any], str]) -> None:
-    span = cells["x"].max() - cells["x"].min()
     for place, (value, style) in enumerate(looks.items()):
         points = cells[(cells[line] == value) & (cells["policy"] != "full")].sort_values("x")
         if points.empty:
             continue
-        dodge = DODGE * (place - (len(looks) - 1) / 2) * (span if span > 0 else 1)
+        dodge = DODGE * cells["x"].max() * (place - (len(looks) - 1) / 2)
         bars = np.array([points["score"] - points["low"], points["high"] - points["score"]])
         ax.errorbar(
             points["x"] + dodge,
@@ -141,7 +157,7 @@ def _papers(ax: Axes, task: str, shots: float, looks: dict[Any, Look], where: Se
 
 
 def _ylabel(row: Sequence[Any], metrics: pd.Series) -> str:
-    what = "accuracy, %" if metrics.map(is_share).all() else metrics.iloc[0]
+    what = "accuracy, %" if metrics.map(is_share).all() else METRICS.get(metrics.iloc[0], metrics.iloc[0])
     examples = [f"{row[1]:.0f} example{'' if row[1] == 1 else 's'}"] if len(row) > 1 else []
     return f"{', '.join([model_name(row[0]), *examples])}\n{what}"
 

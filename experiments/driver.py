@@ -28,6 +28,8 @@ from h2o_lab.results.look import STYLE
 logger = logging.getLogger("h2o_lab.experiments")
 
 SCALES = ("small", "paper")
+PIPE_WIDTH = 160
+"""Columns where nobody watches."""
 RUN = ("-m", "h2o_lab.run")
 FAILED_CELLS = 1
 """Exit code of a sweep of which some cells have no result."""
@@ -162,5 +164,5 @@ def _write(experiment: Experiment, frame: pd.DataFrame, folder: Path) -> list[Pa
         shown.numbers.to_csv(csv, index=False)
         files += [markdown, csv]
         console = Console()
-        (console if console.is_terminal else Console(width=120)).print(as_rich(shown))
+        (console if console.is_terminal else Console(width=PIPE_WIDTH)).print(as_rich(shown))
     return files

@@ -36,15 +36,16 @@ def draw(frame: pd.DataFrame) -> Figure:
         label = f"{run['policy']}, k = {run['budget_tokens']:.0f}: {run['perplexity']:.1f}"
         above.plot(position, np.exp(points["nats"].mean()), label=label, **style)
         below.plot(position, points["process_bytes"].max() / 2**20, **style)
-    above.set_ylabel(f"perplexity, {STRETCH} tokens each")
-    above.legend(title="policy, budget: whole book")
+    above.set_ylabel(f"perplexity of {STRETCH:,} tokens")
+    above.legend(title="policy, cache: perplexity of the whole book")
     below.set_ylabel("process, MiB")
     below.set_ylim(bottom=0)
     below.set_xlabel("position, tokens")
+    below.xaxis.set_major_formatter("{x:,.0f}")
     return figure
 
 
-EXPERIMENT = Experiment("fig5", __doc__, draw=draw, paper=("model=llama_7b", "data=hub"))
+EXPERIMENT = Experiment("fig5", __doc__, draw=draw, paper=("model=llama_7b", "data=hub", "task.title=null"))
 
 if __name__ == "__main__":
     main(EXPERIMENT)

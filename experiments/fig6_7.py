@@ -13,12 +13,17 @@ from experiments.paper import SELF_BLEU
 from experiments.tables import Shown, metrics, model_name
 from h2o_lab.results import load_samples
 
-METRICS = ("self_bleu", "repetition", "rouge1", "rouge2", "rougeL", "tokens")
+METRICS = ("self_bleu", "repetition", "rouge1", "rouge2", "rougeL")
+NOTE = (
+    "Self-BLEU is BLEU-4 of each text against the others (the paper does not give its n-gram order and smoothing), "
+    "repetition the share of a text's 4-grams that occurred in it before."
+)
 
 
 def table(frame: pd.DataFrame) -> Shown:
     """Metrics across, and below the first document's summaries."""
-    return metrics(frame, "Summaries: repetition and quality", METRICS, SELF_BLEU, texts=_texts(frame))
+    title = "Summaries: repetition and quality"
+    return metrics(frame, title, METRICS, SELF_BLEU, note=NOTE, texts=_texts(frame))
 
 
 def _texts(frame: pd.DataFrame) -> str:

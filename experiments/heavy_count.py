@@ -19,6 +19,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     figure = curves(frame.assign(x=x), f"heavy hitters per head, beside {recent:.0f} recent tokens")
     for ax in figure.axes:
         ax.set_xscale("symlog", base=2, linthresh=1)
+        ax.set_xlim(-0.3, 1.3 * x.max())
         ax.xaxis.set_major_formatter("{x:.0f}")
     return figure
 

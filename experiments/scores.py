@@ -19,12 +19,27 @@ CHANCE = {"copa": 50, "mathqa": 20, "openbookqa": 25, "piqa": 50, "rte": 50, "wi
 """Accuracy of a guess, in percent."""
 
 
+TASKS = {
+    "cnn_dm": "CNN/DailyMail",
+    "copa": "COPA",
+    "mathqa": "MathQA",
+    "multi_doc_qa": "several documents",
+    "openbookqa": "OpenBookQA",
+    "piqa": "PIQA",
+    "rte": "RTE",
+    "winogrande": "Winogrande",
+    "xsum": "XSum",
+}
+METRICS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "self_bleu": "Self-BLEU"}
+"""Tasks and metrics as people write them; others stand as they are."""
+
+
 def scored(frame: pd.DataFrame, metric: str | None = None) -> pd.DataFrame:
     """With the columns `metric`, `score`, `low` and `high`; shares are in percent.
 
     Args:
         frame: rows of `h2o_lab.results.load`.
-        metric: which; by default `acc_norm` where the task has it, else the main one.
+        metric: which one, never below 0; by default `acc_norm` where the task has it, else the main one.
 
     Raises:
         UserError: a cell has no such metric.
@@ -33,19 +48,21 @@ def scored(frame: pd.DataFrame, metric: str | None = None) -> pd.DataFrame:
 
 
 def _score(row: dict[Any, Any], metric: str | None) -> dict[str, Any]:
-    name = metric or (PREFERRED if _has(row, PREFERRED) else row["main_metric"])
-    if not _has(row, name):
+    name = metric or (PREFERRED if _value(row, PREFERRED) is not None else row["main_metric"])
+    value, error = _value(row, name), _value(row, f"{name}_stderr")
+    if value is None:
         raise UserError(f"--metric={name} is not in {row['path']}: its main metric is {row['main_metric']}.")
-    value = float(row[name])
     if is_share(name):
         low, high = wilson(value, int(row["samples"]))
         return {"metric": name, "score": 100 * value, "low": 100 * low, "high": 100 * high}
-    margin = Z * float(row[f"{name}_stderr"]) if _has(row, f"{name}_stderr") else math.nan
-    return {"metric": name, "score": value, "low": value - margin, "high": value + margin}
+    margin = math.nan if error is None else Z * error
+    return {"metric": name, "score": value, "low": value - min(margin, value), "high": value + margin}
 
 
-def _has(row: dict[Any, Any], name: str) -> bool:
-    return isinstance(row.get(name), int | float) and math.isfinite(row[name])
+def _value(row: dict[Any, Any], name: str) -> float | None:
+    """A metric, by its short name or, where a section of the record has that too, its long one."""
+    found = [row.get(key) for key in (name, f"metrics.{name}")]
+    return next((float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)), None)
 
 
 def is_share(metric: str) -> bool:

@@ -54,8 +54,14 @@ def accuracies(frame: pd.DataFrame, title: str, *where: str) -> Shown:
     return _shown(title, ours, theirs, _about(frame))
 
 
-def metrics(frame: pd.DataFrame, title: str, names: Sequence[str], *where: str, texts: str = "") -> Shown:
-    """Policies down, metrics across; arguments as of `accuracies`.
+def metrics(frame: pd.DataFrame, title: str, names: Sequence[str], *where: str, note: str, texts: str) -> Shown:
+    """Policies down, metrics across.
+
+    Args:
+        frame, title, where: as of `accuracies`.
+        names: of the metrics.
+        note: a sentence about them.
+        texts: sections below, in Markdown.
 
     Raises:
         UserError: a cell lacks a metric.
@@ -65,7 +71,7 @@ def metrics(frame: pd.DataFrame, title: str, names: Sequence[str], *where: str, 
     theirs = numbers(*where)
     theirs = _theirs(theirs[theirs["task"].isin(frame["task"])]).assign(column=lambda found: found["metric"])
     counted = f"{', '.join(dict.fromkeys(frame['task']))}: {count(frame['samples'])} documents."
-    return _shown(title, ours, theirs, (counted, *_INTERVALS), texts)
+    return _shown(title, ours, theirs, (counted, note, *_INTERVALS), texts)
 
 
 def _ours(frame: pd.DataFrame) -> pd.DataFrame:
@@ -171,7 +177,7 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 def _number(row: dict[Any, Any]) -> str:
     if _missing(row["low"]):
         return f"{row['score']:.4g}" if not is_share(row["metric"]) else f"{row['score']:.2f}"
-    form = ".1f" if is_share(row["metric"]) else ".3f"
+    form = ".1f" if is_share(row["metric"]) or row["score"] >= 10 else ".3f"
     return f"{row['score']:{form}} ({row['low']:{form}}–{row['high']:{form}})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from h2o_lab.results import open_result
 QUESTIONS = 100
 
 
-def store(asked: Expected, folder: Path, accuracy: float = 0.6, **changes: Any) -> Path:
+def store(
+    asked: Expected, folder: Path, accuracy: float = 0.6, samples: Sequence[dict[str, Any]] = (), **changes: Any
+) -> Path:
     """A finished result of a cell: half of `accuracy` as `acc`, `accuracy` as `acc_norm`."""
     cfg = asked.cfg
     result = open_result(folder)
@@ -28,12 +31,19 @@ def store(asked: Expected, folder: Path, accuracy: float = 0.6, **changes: Any) 
         "budget_tokens": None if full else cfg.budget_tokens,
         "metrics": {"acc": accuracy / 2, "acc_stderr": 0.05, "acc_norm": accuracy, "acc_norm_stderr": 0.05},
         "main_metric": "acc",
-        "samples": QUESTIONS,
+        "samples": len(samples) or QUESTIONS,
         "kv_bytes": {"resident_mean": 1000 if full else 1000 * (cfg.budget or 0.1)},
         "fewshot": {"examples": getattr(cfg.task, "num_fewshot", 0)},
         "semantics": SEMANTICS,
         "cell": asked.key,
     }
-    result.write_samples([])
+    result.write_samples(list(samples))
     result.finish(told | changes)
     return folder
+
+
+def stored(cells: Sequence[Expected], root: Path, **changes: Any) -> str:
+    """The folder that holds a result of each cell."""
+    for place, cell in enumerate(cells):
+        store(cell, root / str(place), **changes)
+    return str(root)

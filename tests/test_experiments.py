@@ -6,22 +6,19 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from experiments import curves, driver, fig1, fig4, table1, tables
+from experiments import driver, fig4, table1
 from experiments.cells import expected, references, select
 from experiments.driver import Experiment, main
-from experiments.paper import NUMBERS, TABLE1, numbers
-from experiments.scores import scored, wilson
 from h2o_lab import log, sweep
 from h2o_lab.cells.identity import SEMANTICS
 from h2o_lab.checks import build_policy
 from h2o_lab.config import config_dir
 from h2o_lab.errors import UserError
-from tests.stored_cells import store
+from tests.stored_cells import store, stored
 
 NO_FIGURES = ("debug", "smallest_budget")
 """Presets that are tools, not experiments."""
@@ -41,12 +38,6 @@ SMALL = [*FIG4, "task=piqa", "budget=0.1,0.2"]
 @pytest.fixture(scope="module")
 def cells():
     return expected(SMALL)
-
-
-def stored(cells, root, **changes):
-    for place, cell in enumerate(cells):
-        store(cell, root / str(place), **changes)
-    return str(root)
 
 
 def experiment(name: str) -> Experiment:
@@ -275,66 +266,6 @@ def test_files_say_the_command_and_the_commit(cells, tmp_path, monkeypatch):
     assert Image.open(tmp_path / "fig4.png").info["Description"].startswith("python -m experiments.fig4 task=piqa")
     assert b"; h2o_lab 0.1.0" in (tmp_path / "fig4.pdf").read_bytes()
     assert "<!-- python -m experiments.fig4 task=piqa" in (tmp_path / "fig4.md").read_text()
-
-
-def test_shares_are_percent_with_an_interval_that_stays_within_them(cells, tmp_path):
-    frame = select(cells[:1], stored(cells[:1], tmp_path, accuracy=1.0)).frame
-    row = scored(frame).iloc[0]
-    assert (row["metric"], row["score"], row["high"]) == ("acc_norm", 100, 100)
-    assert row["low"] == pytest.approx(96.3, abs=0.1)
-    assert scored(frame, "acc").iloc[0]["score"] == 50
-    rouge = frame.assign(rouge2=0.2, rouge2_stderr=0.1)
-    assert scored(rouge, "rouge2").iloc[0]["high"] == pytest.approx(0.396, abs=1e-3)
-    assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
-
-
-def test_a_table_shows_the_papers_numbers_beside_ours(cells, tmp_path):
-    frame = scored(select(cells, stored(cells, tmp_path)).frame)
-    shown = tables.accuracies(frame, "Title", TABLE1)
-    lines = tables.as_markdown(shown).splitlines()
-    assert lines[2] == "| policy | shots | budget | source | piqa |"
-    assert "| full | 5 | – | smollm2_135m | 60.0 (50.2–69.1) |" in lines
-    assert lines[lines.index("| full | 5 | – | smollm2_135m | 60.0 (50.2–69.1) |") + 1] == (
-        "| full | 5 | – | paper, OPT-30B | 78.51 |"
-    )
-    assert "- The paper's rows are its own numbers (Table 1), without intervals." in lines
-    assert tables.as_rich(shown).row_count == len(shown.numbers)
-
-
-def test_a_table_without_the_papers_numbers_has_none(cells, tmp_path):
-    frame = scored(select(cells, stored(cells, tmp_path)).frame)
-    shown = tables.accuracies(frame, "Title")
-    assert "paper" not in tables.as_markdown(shown)
-    assert len(shown.numbers) == len(frame)
-
-
-def test_a_panel_has_a_line_per_policy_levels_and_the_papers_points(cells, tmp_path):
-    frame = scored(select(cells, stored(cells, tmp_path)).frame)
-    (ax,) = curves.by_budget(frame, TABLE1).axes
-    handles, labels = ax.get_legend_handles_labels()
-    assert labels[:2] == ["full cache, 95 % band", "chance"]
-    assert sorted(labels[2:]) == ["h2o", "local", "paper, OPT-30B (hollow)"]
-    h2o = handles[labels.index("h2o")].lines[0]
-    assert h2o.get_ydata().tolist() == [60, 60]
-    assert h2o.get_xdata() == pytest.approx([10, 20], abs=0.2)
-    full = handles[0]
-    assert full.get_ydata() == [60, 60]
-    assert ax.get_title() == "piqa, acc_norm, n = 100"
-
-
-def test_memory_is_relative_to_the_full_cache(cells, tmp_path):
-    frame = scored(select(cells, stored(cells, tmp_path)).frame)
-    (ax,) = fig1.draw(frame).axes
-    handles, labels = ax.get_legend_handles_labels()
-    assert handles[labels.index("local")].lines[0].get_xdata() == pytest.approx([10, 20], abs=0.2)
-
-
-def test_every_number_of_the_paper_says_where_it_stands():
-    frame = pd.DataFrame(NUMBERS)
-    assert frame[["where", "task", "policy", "value"]].notna().all().all()
-    keys = ["where", "model", "task", "policy", "shots", "budget", "metric"]
-    assert not frame.duplicated(keys).any()
-    assert numbers("Table 9", TABLE1).duplicated(["model", "task", "policy", "shots", "budget"]).sum() == 0
 
 
 def test_every_preset_has_its_script_and_every_script_its_preset():
