@@ -25,6 +25,7 @@ from h2o_lab.checks import check
 from h2o_lab.config import Config, threads, workers
 from h2o_lab.errors import UserError
 from h2o_lab.log import complain, set_up
+from h2o_lab.parallel import size
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,11 @@ def check_plugins(hydra: DictConfig) -> None:
     if _is(hydra.launcher, "SlurmLauncher") and shutil.which("srun") is None:
         raise UserError(
             f"{_name(hydra, 'launcher')} needs SLURM, and there is no srun here: start it on a cluster."
+        )
+    if size() > 1 and not _is(hydra.launcher, "BasicLauncher"):
+        raise UserError(
+            f"{_name(hydra, 'launcher')} starts processes of its own, and so does torchrun: use "
+            "hydra/launcher=basic, or start without torchrun."
         )
 
 

@@ -20,6 +20,7 @@ from h2o_lab.compute import task_data
 from h2o_lab.config import Config, config_dir, register
 from h2o_lab.errors import UserError
 from h2o_lab.models import model_fingerprint
+from h2o_lab.models.placement import in_one_process
 from h2o_lab.sweep import cells
 
 TO_DO, FINISHED = "to do", "finished"
@@ -82,6 +83,7 @@ def in_cell(error: Exception, overrides: Sequence[str]) -> UserError:
 
 
 def _planned(words: list[str], cfg: Config, before: Sequence[Planned]) -> Planned:
+    in_one_process(cfg.model)
     plan = check(cfg)
     content = task_data(_yaml(cfg.task), _yaml(cfg.data))[1]
     cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model_fingerprint(cfg.model))))

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from h2o_lab.attention import EvictionCache, eviction_attention
 from h2o_lab.attention.feeding import calls, column_sums
 from h2o_lab.attention.hook import position_limit
+from h2o_lab.attention.share import HeadShare
 from h2o_lab.cells import Journal
 from h2o_lab.errors import UserError
 from h2o_lab.models.placement import input_device
@@ -39,6 +40,7 @@ class Reader:
 
     Attributes:
         tokens: tokens fed to the model so far, first passes included.
+        share: the heads of the model that this process has.
     """
 
     model: PreTrainedModel
@@ -49,6 +51,10 @@ class Reader:
     seed: int = 0
     journal: Journal = field(default_factory=Journal)
     tokens: int = field(default=0, init=False)
+    share: HeadShare = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.share = HeadShare.of(self.model)
 
     @classmethod
     def of(cls, cfg: Config, plan: Plan, loaded: LoadedModel, journal: Journal) -> Reader:
@@ -108,6 +114,7 @@ class Reader:
             lengths=list(n),
             given=given,
             record=record,
+            share=self.share,
         )
         logits = self.go_on(texts, wanted, cache)
         if len(cache.states) < len(cache.evicting):
@@ -135,6 +142,14 @@ class Reader:
             ).logits.cpu()
             parts.append((columns, logits))
         return _by_row(parts, wanted)
+
+    def agreed(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens that were drawn, as the first process drew them: all that share a model go on with the same."""
+        if self.share.count == 1:
+            return list(tokens)
+        drawn = torch.tensor(tokens, device=input_device(self.model))
+        torch.distributed.broadcast(drawn, 0)
+        return drawn.tolist()
 
     def _columns(
         self, texts: Sequence[Sequence[int]], seen: torch.Tensor, width: int
