@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 
-from h2o_lab.config import Config
+from h2o_lab.config import Config, ModelConfig
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy, SparsePolicy
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SPLIT_BY_HEADS = ("k_proj", "query_key_value")
+"""Modules of a tensor-parallel plan whose output holds the keys, head by head."""
 STATS = ("none", "attention")
 
 
@@ -113,6 +120,11 @@ def _check_stats(cfg: Config, policy: Policy) -> None:
             raise UserError(f"stats.{key}={getattr(stats, key)} is out of range: it must be between 0 and 1.")
     for key, least in (("checkpoints", 1), ("sample_size", 1), ("window", 1)):
         at_least(f"stats.{key}", getattr(stats, key), least)
+    if cfg.model.tp_plan is not None:
+        raise UserError(
+            f"stats=attention sees the heads of one process, and model.tp_plan={cfg.model.tp_plan} shares them "
+            "out: use model.device_map=auto or stats=none."
+        )
     if cfg.positions == "rolling":
         raise UserError("stats=attention cannot record positions=rolling: use positions=original or stats=none.")
     if policy.by_step and cfg.prefill != "full":
@@ -130,10 +142,57 @@ def _check_model(cfg: Config, policy: Policy) -> None:
     from h2o_lab.models import load_config
 
     config = load_config(cfg.model)
+    _check_parts(cfg.model, config, policy)
     check_model(config)
     check_positions(cfg.positions, config)
     if cfg.positions == "rolling" and isinstance(policy, SparsePolicy):
         raise UserError(
             f"policy={policy.name} keeps everything, so that there are no positions to roll: use "
             "positions=original."
+        )
+
+
+def _check_parts(cfg: ModelConfig, config: PretrainedConfig, policy: Policy) -> None:
+    """Refuse what processes that have a part of the heads each cannot compute."""
+    from h2o_lab.parallel import size
+
+    processes = size()
+    if cfg.tp_plan is None:
+        if processes > 1:
+            raise UserError(
+                f"torchrun started {processes} processes, and with model.tp_plan=null there is work for one: use "
+                "model.tp_plan=auto, or start without torchrun."
+            )
+        return
+    text = config.get_text_config(decoder=True)
+    plan = getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None) or {}
+    styles = {module.split(".")[-1]: style for module, style in plan.items()}
+    if not any(styles.get(module) == "colwise" for module in SPLIT_BY_HEADS):
+        raise UserError(
+            f"model.tp_plan={cfg.tp_plan} is impossible with {config.model_type}: transformers has no plan that "
+            "splits its attention by heads; use model.device_map=auto and no torchrun, or a model such as LLaMA, "
+            "Mistral, Qwen2 or GPT-NeoX."
+        )
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if heads % processes:
+        raise UserError(
+            f"torchrun started {processes} processes, which cannot share the model's {heads} KV heads equally: "
+            f"their number has to divide {heads}."
+        )
+    if policy.scope != "head":
+        raise UserError(
+            f"policy={policy.name} has scope={policy.scope}: it sums scores over heads, which lie in different "
+            f"processes with model.tp_plan={cfg.tp_plan}; use policy.scope=head or model.tp_plan=null."
+        )
+    _check_devices()
+
+
+def _check_devices() -> None:
+    """Each process of a machine takes the GPU of its own number, where there are any."""
+    import torch
+
+    local, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if torch.cuda.is_available() and local > gpus:
+        raise UserError(
+            f"torchrun started {local} processes here, one for a GPU, and there are {gpus}: start fewer."
         )

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from h2o_lab.checks import Plan
 from h2o_lab.config import Config
+from h2o_lab.parallel import in_step, meet, size
 
 if TYPE_CHECKING:
     from h2o_lab.cells import Journal
@@ -34,6 +35,7 @@ def compute(
 
     Raises:
         UserError: data or model cannot be had, or a file cannot be written.
+        OutOfStep: of several processes that share a model, some failed and some did not.
     """
     from h2o_lab.cells import Cell, Journal
     from h2o_lab.cells.identity import SEMANTICS, identity, name_of
@@ -56,7 +58,8 @@ def compute(
         if cfg.stats.name != "none":
             journal = Journal()  # what was recorded of a batch is not in it
         with tracker(cfg.tracker, resolved, result.path, group, name) as tracked:
-            record, samples, recorded = run_cell(cfg, plan, data, journal, seconds)
+            with in_step(cell.name, resolved, journal):
+                record, samples, recorded = run_cell(cfg, plan, data, journal, seconds)
             record |= {"cell": cell.name, "semantics": SEMANTICS, "content": {"data": content, "model": model}}
             record |= {"overrides": overrides}
             result.write_samples(samples)
@@ -93,6 +96,7 @@ def run_cell(
     seconds["load_model"] = time.perf_counter() - start
     start = time.perf_counter()
     warm_up(cfg.executor, loaded.device)
+    meet()
     seconds["compile"] = time.perf_counter() - start
     reset_peak_memory(loaded.device)
     start = time.perf_counter()
@@ -125,7 +129,7 @@ def run_cell(
         "peak_memory_bytes": peak_memory_bytes(loaded.device),
         **found.details,
         "data": {"source": cfg.data.source, "origin": found.origin},
-        "environment": machine,
+        "environment": machine | {"processes": size()},
     }
     if recorder is not None:
         record["stats"] = headline(recorder, recorded)

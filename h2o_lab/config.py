@@ -30,12 +30,15 @@ class ModelConfig:
     dtype: str = "float32"
     """`float32`, `bfloat16`, `float16`, or `auto` (what the checkpoint says)."""
     device: str = "auto"
-    """`auto` (cuda if there is one, else cpu) or a torch device; excludes `device_map`."""
+    """`auto` (cuda if there is one, else cpu) or a torch device; excludes `device_map` and `tp_plan`."""
     device_map: str | None = None
-    """accelerate's placement, for example `auto`."""
+    """accelerate's placement, for example `auto`; excludes `tp_plan`."""
     max_memory: dict[str, str] | None = None
     """With `device_map`: most memory of each device, as `{0: 40GiB, cpu: 100GiB}`. What fits none of them is read
     from the checkpoint's own files when it is needed."""
+    tp_plan: str | None = None
+    """`auto`: each process of `torchrun --nproc-per-node N -m h2o_lab.run` takes a part of every layer, by
+    transformers' plan for the model. Excludes `device` and `device_map`."""
     trust_remote_code: bool = False
     """Whether code from the model's repository may run."""
 

@@ -18,7 +18,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from h2o_lab import log
+from h2o_lab import log, parallel
 from h2o_lab.config import Config, config_dir, register
 from h2o_lab.errors import UserError
 
@@ -59,6 +59,9 @@ def main(cfg: Config) -> float | None:
     except KeyboardInterrupt:
         log.complain(f"interrupted in {name}: finished cells are kept, and a new start goes on from here.")
         sys.exit(130)
+    except parallel.OutOfStep as error:
+        log.complain(str(error))
+        sys.exit(1)
     except Exception:
         logger.exception("this cell failed: %s", name)
         _end(in_sweep, 1)
@@ -108,12 +111,20 @@ def _end(in_sweep: bool, code: int) -> None:
 
 
 def start() -> None:
-    """The command: `main`, and one sentence where it is interrupted while cells run in other processes."""
+    """The command: `main`, and one sentence where it is interrupted while cells run in other processes.
+
+    Of several processes that torchrun has started, only the first runs `main`.
+    """
+    if parallel.follows():
+        parallel.follow()
+        return
     try:
         main()
     except KeyboardInterrupt:
         log.complain("interrupted: finished cells are kept, and a new start goes on from here.")
         sys.exit(130)
+    finally:
+        parallel.dismiss()
 
 
 if __name__ == "__main__":

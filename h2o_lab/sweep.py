@@ -29,6 +29,7 @@ from h2o_lab.checks import check
 from h2o_lab.config import Config, config_dir, register, threads, workers
 from h2o_lab.errors import UserError
 from h2o_lab.log import complain, set_up
+from h2o_lab.parallel import size
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +178,11 @@ def check_plugins(hydra: DictConfig) -> None:
     if _is(hydra.launcher, "SlurmLauncher") and shutil.which("srun") is None:
         raise UserError(
             f"{_name(hydra, 'launcher')} needs SLURM, and there is no srun here: start it on a cluster."
+        )
+    if size() > 1 and not _is(hydra.launcher, "BasicLauncher"):
+        raise UserError(
+            f"{_name(hydra, 'launcher')} starts processes of its own, and so does torchrun: use "
+            "hydra/launcher=basic, or start without torchrun."
         )
 
 

@@ -136,7 +136,7 @@ def test_what_changes_a_result_changes_the_name(named):
 
 
 NO_DIFFERENCE = {
-    *("model.name", "model.source", "model.id", "model.revision", "model.path", "model.max_memory"),
+    *("model.name", "model.source", "model.id", "model.revision", "model.path", "model.max_memory", "model.tp_plan"),
     *("data.source", "data.dir", "task.path", "task.checkpoint_every", "task.include_path"),
     *("tracker.name", "tracker.project", "tracker.entity", "tracker.mode", "tracker.group", "tracker.tags"),
     *("results_dir", "resume", "quiet", "within"),

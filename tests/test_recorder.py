@@ -185,6 +185,7 @@ def test_a_run_stores_the_tables_and_a_restart_has_them_too(workplace):
         (["positions=rolling"], "cannot record positions=rolling: use positions=original or stats=none"),
         (["policy=spatten_cascade"], "policy=spatten_cascade reads one token at a time: use prefill=full"),
         (["task=wikitext", "task.mode=streaming"], "does not record streams: use task.mode=windowed"),
+        (["model.tp_plan=auto"], "sees the heads of one process, and model.tp_plan=auto shares them out"),
         (["stats.name=all"], "stats=all is unknown: it must be one of none, attention"),
     ],
 )

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 from h2o_lab.attention.caps import Caps
 from h2o_lab.attention.executors import check_executor
 from h2o_lab.attention.layer import EvictionLayer
+from h2o_lab.attention.share import WHOLE, HeadShare
 from h2o_lab.attention.state import LayerState
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
@@ -37,6 +38,7 @@ class EvictionCache(Cache):
         given: for each layer float32 [B, H, T], numbers by position for policies that rank by `given` (see
             `column_sums`).
         record: whether to record when each token is evicted (`LayerState.evicted_at`).
+        share: the heads that this process has, where several share a model.
 
     Attributes:
         watch: called by each layer after it has attended, with q, k, scale and valid as of `attend`, and
@@ -59,6 +61,7 @@ class EvictionCache(Cache):
         lengths: Sequence[int] | None = None,
         given: Sequence[torch.Tensor] | None = None,
         record: bool = False,
+        share: HeadShare = WHOLE,
     ) -> None:
         if prefill not in PREFILLS:
             raise UserError(f"prefill={prefill} is unknown: it must be one of {', '.join(PREFILLS)}.")
@@ -79,6 +82,7 @@ class EvictionCache(Cache):
         self.given = given
         self.record = record
         self.watch: Callable[..., None] | None = None
+        self.share = share
         self.evicting = [EvictionLayer(self, index) for index in range(layers)]
         super().__init__(layers=list(self.evicting))
 
@@ -122,6 +126,7 @@ class EvictionCache(Cache):
             lengths=[self.lengths[row] for row in rows.tolist()] if self.lengths is not None else None,
             given=[numbers[rows.to(numbers.device)] for numbers in self.given] if self.given is not None else None,
             record=self.record,
+            share=self.share,
         )
         for mine, copy in zip(self.evicting, twin.evicting, strict=True):
             copy.state = mine.state.select(rows) if mine.state is not None else None
@@ -161,13 +166,13 @@ class EvictionCache(Cache):
 
     @property
     def kv_bytes_resident(self) -> torch.Tensor:
-        """int64 [B], bytes of keys and values that each sequence holds, over all layers."""
-        return torch.stack([state.kv_bytes_resident for state in self.states]).sum(dim=0)
+        """int64 [B], bytes of keys and values that each sequence holds, over all layers and processes."""
+        return torch.stack([state.kv_bytes_resident for state in self.states]).sum(dim=0) * self.share.count
 
     @property
     def kv_bytes_reserved(self) -> int:
-        """Bytes allocated for keys and values, over all layers."""
-        return sum(state.kv_bytes_reserved for state in self.states)
+        """Bytes allocated for keys and values, over all layers and processes."""
+        return sum(state.kv_bytes_reserved for state in self.states) * self.share.count
 
     @property
     def kv_bytes_peak(self) -> int:
@@ -175,7 +180,7 @@ class EvictionCache(Cache):
         (all layers, where they choose together)."""
         prompts = [layer.prompt_bytes for layer in self.evicting]
         prompt = sum(prompts) if self.policy.by_step else max(prompts, default=0)
-        return self.kv_bytes_reserved + prompt
+        return self.kv_bytes_reserved + prompt * self.share.count
 
     def crop(self, tokens_to_remove: int) -> None:
         raise UserError("an evicting cache cannot be cropped (assisted decoding): evicted tokens are gone.")

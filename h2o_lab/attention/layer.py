@@ -14,7 +14,7 @@ from h2o_lab.attention.rotary import Rotary
 from h2o_lab.attention.scopes import rank_layers, shrink_layers
 from h2o_lab.attention.state import LayerState
 from h2o_lab.errors import UserError
-from h2o_lab.policies import SparsePolicy
+from h2o_lab.policies import Priority, SparsePolicy
 
 if TYPE_CHECKING:
     from h2o_lab.attention.cache import EvictionCache
@@ -176,7 +176,17 @@ class EvictionLayer(CacheLayerMixin):
             numbers = cache.given[self.index].to(k.device)
             index = positions.clamp(max=numbers.shape[2] - 1)[:, None].expand(-1, k.shape[1], -1)
             return numbers.gather(2, index)
+        if policy.priority is Priority.RANDOM and cache.share.count > 1:
+            return self._draws_of_share(positions, k)
         return policy.static_priority(positions, k, self.index, cache.seed)
+
+    def _draws_of_share(self, positions: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """A head draws by its number in the whole model, whatever process has it."""
+        share, cache = self.cache.share, self.cache
+        every = k[:, :1].expand(-1, k.shape[1] * share.count, -1, -1)  # only their number counts
+        draws = cache.policy.static_priority(positions, every, self.index, cache.seed)
+        assert draws is not None
+        return share.part_of(draws)
 
     def get_seq_length(self) -> int:
         return self.length

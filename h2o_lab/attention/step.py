@@ -1,4 +1,4 @@
-"""One token for every sequence, in one compiled pass over the cache as it lies; nothing but the new entry is copied.
+"""One token for every sequence, in one compiled pass over the cache as it lies: only the new entry is copied.
 
 What `compiled` does for a block of tokens, for the case that decoding is made of. A lane is one KV head of one
 sequence: its victim's slot is taken by the new token, its query heads share every load of keys and values, and the

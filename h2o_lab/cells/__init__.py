@@ -2,6 +2,6 @@
 
 from h2o_lab.cells.cell import Cell
 from h2o_lab.cells.fingerprint import fingerprint, fingerprint_files
-from h2o_lab.cells.journal import Journal
+from h2o_lab.cells.journal import Echo, Journal
 
-__all__ = ["Cell", "Journal", "fingerprint", "fingerprint_files"]
+__all__ = ["Cell", "Echo", "Journal", "fingerprint", "fingerprint_files"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from h2o_lab.cells.fingerprint import fingerprint, fingerprint_files
-from h2o_lab.models.placement import parse_device
+from h2o_lab.models.placement import placement
 
 if TYPE_CHECKING:
     from h2o_lab.checks import Plan
@@ -40,7 +40,7 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
     return {
         "semantics": SEMANTICS,
         "model": {"content": model, "dtype": cfg.model.dtype, "own_code": cfg.model.trust_remote_code},
-        "device": cfg.model.device_map or str(parse_device(cfg.model)),
+        "device": placement(cfg.model),
         "task": {key: value for key, value in task.items() if key not in PLACES},
         "data": data,
         "policy": _policy(plan.policy),

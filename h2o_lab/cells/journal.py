@@ -19,16 +19,16 @@ class Journal:
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
-        self._known: dict[str, Any] = {}
+        self.known: dict[str, Any] = {}
         if file is not None and file.exists():
             self._read(file)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.known)
 
     def recall(self, key: str) -> Any | None:
         """What was noted under this key, by this process or an earlier one."""
-        return self._known.get(key)
+        return self.known.get(key)
 
     def note(self, key: str, value: Any) -> None:
         """Remember a value that a result can hold; it is on the disk when this returns.
@@ -38,7 +38,7 @@ class Journal:
         """
         if self.file is None:
             return
-        self._known[key] = value
+        self.known[key] = value
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("ab") as stream:
@@ -61,8 +61,23 @@ class Journal:
         for line in content[:end].split(b"\n"):
             try:
                 key, value = json.loads(line)
-                self._known[key] = value
+                self.known[key] = value
             except (ValueError, TypeError):
                 continue
         if end < len(content):
             os.truncate(file, end)
+
+
+class Echo(Journal):
+    """The journal of another process that evaluates the same cell: what that one recalls is recalled here too.
+
+    Args:
+        known: what it held when the cell was begun.
+    """
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        super().__init__()
+        self.known = known
+
+    def note(self, key: str, value: Any) -> None:
+        self.known[key] = value

@@ -112,7 +112,11 @@ def _read_weights(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    if device is None:
+    if cfg.tp_plan is not None:
+        from transformers.distributed import DistributedConfig
+
+        options = options | {"distributed_config": DistributedConfig(tp_plan="auto")}
+    elif device is None:
         options = options | {"device_map": cfg.device_map, "max_memory": most_memory(cfg)}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(

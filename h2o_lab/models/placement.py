@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from h2o_lab.config import ModelConfig
 from h2o_lab.errors import UserError
+from h2o_lab.parallel import size
 
 if TYPE_CHECKING:
     import torch
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+TP_PLANS = ("auto",)
 
 
 def parse_dtype(name: str) -> torch.dtype | str:
@@ -29,15 +31,18 @@ def parse_dtype(name: str) -> torch.dtype | str:
 
 
 def parse_device(cfg: ModelConfig) -> torch.device | None:
-    """The device that the whole model is put on, or None where `device_map` places it.
+    """The device that the whole model is put on, or None where `device_map` or `tp_plan` places it.
 
     Raises:
-        UserError: an unknown or absent device, an unknown `device_map`, or both keys at once.
+        UserError: an unknown or absent device, an unknown `device_map` or `tp_plan`, two of these keys at once, or
+            a `tp_plan` in a process that torchrun has not started.
     """
+    if cfg.tp_plan is not None:
+        _check_tp_plan(cfg)
     if cfg.device_map is None:
         if cfg.max_memory is not None:
             raise UserError("model.max_memory is for a model that is split: set model.device_map=auto too.")
-        return _device(cfg.device)
+        return _device(cfg.device) if cfg.tp_plan is None else None
     if cfg.device_map not in DEVICE_MAPS:
         raise UserError(
             f"model.device_map={cfg.device_map} is unknown: allowed are {', '.join(DEVICE_MAPS)} and null."
@@ -48,6 +53,36 @@ def parse_device(cfg: ModelConfig) -> torch.device | None:
             "model.device=auto or model.device_map=null."
         )
     return None
+
+
+def _check_tp_plan(cfg: ModelConfig) -> None:
+    if cfg.tp_plan not in TP_PLANS:
+        raise UserError(f"model.tp_plan={cfg.tp_plan} is unknown: allowed are {', '.join(TP_PLANS)} and null.")
+    for key, value, nothing in (("device", cfg.device, "auto"), ("device_map", cfg.device_map, None)):
+        if value != nothing:
+            raise UserError(
+                f"model.{key}={value} and model.tp_plan={cfg.tp_plan} exclude each other: use "
+                f"model.{key}={nothing or 'null'} or model.tp_plan=null."
+            )
+    if size() == 1:
+        raise UserError(
+            f"model.tp_plan={cfg.tp_plan} splits a model over several processes, and this is one: start "
+            "torchrun --standalone --nproc-per-node N -m h2o_lab.run, or use model.device_map=auto."
+        )
+
+
+def placement(cfg: ModelConfig) -> str:
+    """What of a placement can show in the last digits of a result: kind of device, and processes that sum up."""
+    device = parse_device(cfg)
+    if cfg.tp_plan is not None:
+        return f"{_device('auto')}, {size()} processes"
+    return cfg.device_map or str(device)
+
+
+def in_one_process(cfg: ModelConfig) -> None:
+    """Let `device_map` place what `tp_plan` would split, for commands that are one process; changes `cfg`."""
+    if cfg.tp_plan is not None:
+        cfg.tp_plan, cfg.device_map = None, "auto"
 
 
 def most_memory(cfg: ModelConfig) -> dict[int | str, str] | None:

@@ -17,6 +17,7 @@ from h2o_lab.compute import task_data
 from h2o_lab.config import Config
 from h2o_lab.errors import UserError
 from h2o_lab.models import model_fingerprint
+from h2o_lab.models.placement import in_one_process
 from h2o_lab.sweep import composed, in_cell
 
 TO_DO, FINISHED = "to do", "finished"
@@ -63,6 +64,7 @@ def planned(overrides: Sequence[str]) -> list[Planned]:
 
 
 def _planned(words: list[str], cfg: Config, before: Sequence[Planned]) -> Planned:
+    in_one_process(cfg.model)
     plan = check(cfg)
     content = task_data(_yaml(cfg.task), _yaml(cfg.data))[1]
     cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model_fingerprint(cfg.model))))

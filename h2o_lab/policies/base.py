@@ -179,11 +179,11 @@ class Policy:
     ) -> torch.Tensor | None:
         """The numbers that a fixed priority ranks by, one per KV head and new token.
 
-        Override it for `Priority.STATIC`.
+        Override it for `Priority.STATIC`; a head's numbers must depend on its own keys alone.
 
         Args:
             positions: int64 [B, T], each token's place in its own sequence.
-            keys: [B, H, T, D], the new keys.
+            keys: [B, H, T, D], the new keys; of some of the heads where processes share a model.
             layer: index of the layer.
             seed: the run's seed.
 

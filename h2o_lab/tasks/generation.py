@@ -105,7 +105,7 @@ def generate(
         if not logits.isfinite().all():
             raise UserError(f"the model's logits are not finite in {reader.model.dtype}: use model.dtype=float32.")
         chosen = [_draw(row, sampling, draws[i]) for row, i in zip(logits.float(), running, strict=True)]
-        for i, token in zip(running, chosen, strict=True):
+        for i, token in zip(running, reader.agreed(chosen), strict=True):
             _append(results[i], token, tokenizer, sampling.stop, stops)
         still = [i for i in running if results[i].ended_by == "length"]
         last = step + 1 == sampling.max_new_tokens

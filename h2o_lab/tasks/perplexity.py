@@ -242,9 +242,9 @@ def _read_stream(
     tally: _Tally, text: Text, ids, k: int | None, task: PerplexityConfig, reader, advance, about: str, key: str
 ) -> dict[str, Any]:
     """What a stream gives, in the words of the journal; from its checkpoint on, where there is one."""
-    # a cache without a cap would be written whole, again and again
-    bounded = reader.policy.evicts and can_store(reader.policy)
-    file = reader.journal.beside(f"{key}.safetensors") if bounded else None
+    # a cache without a cap would be written whole, again and again; one process has not all heads
+    storable = reader.policy.evicts and can_store(reader.policy) and reader.share.count == 1
+    file = reader.journal.beside(f"{key}.safetensors") if storable else None
     course, cache = _Course(), None
     if file is not None and file.exists():
         try:

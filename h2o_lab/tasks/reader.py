@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from h2o_lab.attention import EvictionCache, eviction_attention
 from h2o_lab.attention.feeding import calls, column_sums
 from h2o_lab.attention.hook import position_limit
+from h2o_lab.attention.share import HeadShare
 from h2o_lab.cells import Journal
 from h2o_lab.errors import UserError
 from h2o_lab.models.placement import input_device
@@ -41,6 +42,7 @@ class Reader:
 
     Attributes:
         tokens: tokens fed to the model so far, first passes included.
+        share: the heads of the model that this process has.
     """
 
     model: PreTrainedModel
@@ -52,6 +54,10 @@ class Reader:
     journal: Journal = field(default_factory=Journal)
     recorder: Recorder | None = None
     tokens: int = field(default=0, init=False)
+    share: HeadShare = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.share = HeadShare.of(self.model)
 
     @classmethod
     def of(
@@ -114,6 +120,7 @@ class Reader:
             lengths=list(n),
             given=given,
             record=record or (self.recorder is not None and self.policy.evicts),
+            share=self.share,
         )
         if self.recorder is not None:
             cache.watch = self.recorder.saw
@@ -148,6 +155,14 @@ class Reader:
             ).logits.cpu()
             parts.append((columns, logits))
         return _by_row(parts, wanted)
+
+    def agreed(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens that were drawn, as the first process drew them: all that share a model go on with the same."""
+        if self.share.count == 1:
+            return list(tokens)
+        drawn = torch.tensor(tokens, device=input_device(self.model))
+        torch.distributed.broadcast(drawn, 0)
+        return drawn.tolist()
 
     def _columns(
         self, texts: Sequence[Sequence[int]], seen: torch.Tensor, width: int

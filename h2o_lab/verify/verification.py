@@ -15,6 +15,7 @@ from h2o_lab.compute import run_cell
 from h2o_lab.config import Config
 from h2o_lab.errors import UserError
 from h2o_lab.models import model_fingerprint
+from h2o_lab.models.placement import in_one_process
 from h2o_lab.results.store import to_json
 from h2o_lab.tasks.kinds import kind_of
 from h2o_lab.verify.compare import TOLERANCE, Difference, compare_samples, name_of_sample
@@ -70,6 +71,7 @@ def verify(
     stored = read_stored(folder, start)
     if not trust:
         _refuse_code(stored)
+    in_one_process(stored.cfg.model)
     plan = check(stored.cfg)
     kind = kind_of(stored.cfg.task.kind)
     whole = kind.load(stored.cfg.task, stored.cfg.data)
@@ -148,4 +150,5 @@ def _flat(environment: dict[str, Any]) -> dict[str, Any]:
         "uncommitted changes": git.get("dirty"),
         "device": environment.get("device"),
         "processor": processor,
+        "processes": environment.get("processes", 1),
     }
