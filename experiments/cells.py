@@ -131,7 +131,7 @@ def _policy_and_key(cfg: Config) -> tuple[str, str]:
     policy = build_policy(cfg.policy)
     budget = Budget(cfg.budget, cfg.budget_tokens, cfg.budget_base) if policy.budgeted else None
     anywhere = copy.deepcopy(cfg)
-    anywhere.model.device_map = "auto"
+    anywhere.model.device, anywhere.model.device_map, anywhere.model.tp_plan = "auto", "auto", None
     model, text = cfg.model, getattr(cfg.task, "path", None)
     content = name_of({"model": [model.source, model.id, model.revision, _name(model.path)]})
     told = identity(anywhere, Plan(policy, budget), name_of({"data": [cfg.data.source, _name(text)]}), content)

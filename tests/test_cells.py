@@ -136,7 +136,7 @@ def test_what_changes_a_result_changes_the_name(named):
 
 
 NO_DIFFERENCE = {
-    *("model.name", "model.source", "model.id", "model.revision", "model.path", "model.max_memory", "model.tp_plan"),
+    *("model.name", "model.source", "model.id", "model.revision", "model.path", "model.max_memory"),
     *("data.source", "data.dir", "task.path", "task.checkpoint_every", "task.include_path"),
     *("tracker.name", "tracker.project", "tracker.entity", "tracker.mode", "tracker.group", "tracker.tags"),
     *("results_dir", "resume", "quiet", "within"),
@@ -162,7 +162,10 @@ WHOLE = {
 
 @pytest.mark.parametrize("task", ["piqa", "xsum", "pg19", "needle"])
 def test_every_key_is_either_part_of_a_cell_or_known_not_to_be(task, monkeypatch):
-    monkeypatch.setattr("h2o_lab.cells.identity.parse_device", lambda model: f"kind of {model.device}")
+    where = ("device", "device_map", "tp_plan")
+    monkeypatch.setattr(
+        "h2o_lab.cells.identity.placement", lambda model: str([getattr(model, key) for key in where])
+    )
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         cfg = compose("config", ["budget=0.2", "stats=attention", f"task={task}"])
