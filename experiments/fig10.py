@@ -26,8 +26,8 @@ def _row(run: dict[str, Any], axes: list[Any]) -> None:
         by_layer = heads.groupby("layer")[f"mass_of_top_{percent}"]
         axes[0].plot(by_layer.mean(), color=colour, marker="o", markersize=3, label=f"top {percent} %")
         axes[0].fill_between(by_layer.min().index, by_layer.min(), by_layer.max(), color=colour, alpha=0.2)
-    axes[0].set(xlabel="layer", ylabel="share of all attention", ylim=(0, 1))
-    axes[0].legend(title="of the tokens; band: heads", loc="lower right")
+    axes[0].set(xlabel="layer", ylabel="share of all attention", ylim=(0, 1.3))
+    axes[0].legend(title="of the tokens; band: heads", loc="upper center", ncols=3)
     grid = heads.pivot_table(index="head", columns="layer", values="gini")
     image = axes[1].imshow(grid, aspect="auto", cmap="cividis", vmin=0, vmax=1)
     axes[1].set(xlabel="layer", ylabel="KV head", title="Gini coefficient", yticks=range(len(grid)))
@@ -41,8 +41,8 @@ def _row(run: dict[str, Any], axes: list[Any]) -> None:
     ):
         if name in layers:
             axes[2].plot(layers["layer"], layers[name], color=colour, marker="o", markersize=3, label=label)
-    axes[2].set(xlabel="layer", ylabel="heavy hitters in common", ylim=(0, 1))
-    axes[2].legend(loc="lower right")
+    axes[2].set(xlabel="layer", ylabel="heavy hitters in common", ylim=(0, 1.3))
+    axes[2].legend(loc="upper center", ncols=2, fontsize="small")
 
 
 EXPERIMENT = Experiment("fig10", __doc__, draw=draw, paper=PAPER)

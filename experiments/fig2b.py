@@ -19,6 +19,8 @@ from h2o_lab.stats import charts
 
 LEAST = 5
 """Occurrences of a token that is drawn."""
+NAMED = 5
+"""Tokens with the most attention, whose text is drawn."""
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -40,11 +42,10 @@ def _words(ax: Axes, tokens: pd.DataFrame, attention: pd.Series, label: str, col
     ax.scatter(tokens["neighbours"], attention, s=8, color=colour, alpha=0.5, linewidths=0)
     ax.set(xscale="log", yscale="log", xlabel="co-occurrence: neighbours within 5 tokens", ylabel=label)
     ax.set_title(f"{len(tokens)} tokens, Spearman's ρ = {found.statistic:.2f}")
-    for name in ("count", "per_query"):
-        most = tokens.nlargest(4, name).index
-        for token in most:
-            text = repr(tokens.loc[token, "text"])[1:-1].strip() or "space"
-            ax.annotate(text, (tokens.loc[token, "neighbours"], attention[token]), fontsize=7)
+    for token in tokens.index[attention.argsort()[-NAMED:]]:
+        text = repr(tokens.loc[token, "text"])[1:-1].strip() or "space"
+        where = (tokens.loc[token, "neighbours"], attention[token])
+        ax.annotate(text, where, xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
 
 
 EXPERIMENT = Experiment("fig2b", __doc__, draw=draw, paper=PAPER)

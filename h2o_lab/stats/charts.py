@@ -33,8 +33,8 @@ def overview(tables: Mapping[str, DataFrame]) -> Figure:
 def sparsity(ax: Axes, heads: DataFrame) -> None:
     """Sparsity by layer: mean over heads, the range of heads as a band (paper, Figure 2a)."""
     for name, colour, label in (
-        ("sparsity", ORANGE, "of what queries see"),
-        ("sparsity_of_square", BLUE, "of the whole square"),
+        ("sparsity", ORANGE, "of the entries that queries see"),
+        ("sparsity_of_square", BLUE, "of the T × T square"),
     ):
         layers = heads.groupby("layer")[name]
         ax.plot(layers.mean(), color=colour, marker="o", markersize=3, label=label)
@@ -83,7 +83,7 @@ def tail(ax: Axes, values: DataFrame, layers: DataFrame, shown: int = 4) -> None
         ax.plot([], [], color=colour, label=label)
     ax.set(xscale="log", yscale="log", xlabel="accumulated attention (mean 1)", ylabel="share of tokens above")
     ax.set_ylim(bottom=0.5 / max(1, len(values) / len(fitted)))
-    ax.legend(loc="lower left")
+    ax.legend(loc="upper right")
 
 
 def _each_layer(ax: Axes, layers: DataFrame) -> None:

@@ -31,7 +31,8 @@ SHARES = torch.arange(101) / 100
 BINS = 20
 """Parts of a text that positions are put into."""
 SEEN = ("tokens", "attention", "heavy", "neighbours", "followed", "per_query")
-"""Added up for each token of the vocabulary; `followed` counts occurrences that `FOLLOWERS` queries see."""
+"""Added up for each token of the vocabulary, but for the first of a text, which gets much whatever it is; `followed`
+counts occurrences that `FOLLOWERS` queries see."""
 FOLLOWERS = 32
 """Queries at least over which attention per query is taken: the last tokens of a text meet few but their own."""
 
@@ -177,7 +178,7 @@ class Recorder:
         beside = torch.from_numpy(neighbours(text, self.cfg.window)).float()
         mean = (attention.mean(dim=0), weight.mean(dim=0))
         numbers = torch.stack([torch.ones(length), *mean, beside, followed, per_query], dim=1)
-        np.add.at(self.vocabulary, text, numbers.double().numpy())
+        np.add.at(self.vocabulary, text[1:], numbers[1:].double().numpy())
 
     def _put(self, group: dict[str, Running], name: str, value: torch.Tensor) -> None:
         group.setdefault(name, Running()).add(value)

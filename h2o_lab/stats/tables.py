@@ -26,7 +26,7 @@ TABLES = {
     "pairs": "layer, other: overlap of the heavy hitters of two layers",
     "kinds": "layer, kind of token: how many there are, the attention they get, how many are heavy",
     "places": "layer, place (share of the text): the same",
-    "tokens": "token of the vocabulary: how often it occurs, the attention it gets, its neighbours",
+    "tokens": "token of the vocabulary, first tokens of texts left out: how often, its attention, its neighbours",
     "values": "layer, value: a uniform sample of accumulated attention, relative to the text's mean",
 }
 
