@@ -31,8 +31,8 @@ SHARES = torch.arange(101) / 100
 BINS = 20
 """Parts of a text that positions are put into."""
 SEEN = ("tokens", "attention", "heavy", "neighbours", "followed", "per_query")
-"""Added up for each token of the vocabulary, but for the first of a text, which gets much whatever it is; `followed`
-counts occurrences that `FOLLOWERS` queries see."""
+"""Added up for each token of the vocabulary, but for the first of a text, which gets much whatever it is;
+`followed` counts occurrences that `FOLLOWERS` queries see."""
 FOLLOWERS = 32
 """Queries at least over which attention per query is taken: the last tokens of a text meet few but their own."""
 
