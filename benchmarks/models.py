@@ -1,10 +1,15 @@
-"""What every benchmark shares: the packaged model, and interleaved timing."""
+"""What every benchmark shares: the packaged model, interleaved timing, and a place for what was measured."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import numba
 import torch
@@ -12,6 +17,7 @@ from rich.console import Console
 
 from h2o_lab.config import ModelConfig
 from h2o_lab.models import LoadedModel, load_model
+from h2o_lab.results import environment, open_result
 
 console = Console()
 
@@ -39,3 +45,14 @@ def interleaved(candidates: dict[str, Callable[[], object]], repeats: int) -> di
 def median_ratio(seconds: list[float], base: list[float]) -> float:
     """Median over the rounds of seconds / base, pair by pair."""
     return statistics.median(a / b for a, b in zip(seconds, base, strict=True))
+
+
+def record(args: argparse.Namespace, name: str, metrics: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    """Keep what a benchmark has measured as a result of its own, a row a sample; needs `results_dir` in `args`."""
+    result = open_result(Path(args.results_dir) / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}")
+    result.write_config(vars(args))
+    result.write_samples(rows)
+    about = {"model": "smollm2_135m", "task": f"benchmark_{name}", "main_metric": next(iter(metrics))}
+    load = {"load_average": os.getloadavg()}
+    result.finish(about | {"metrics": metrics, "samples": len(rows), "environment": environment() | load})
+    console.print(f"results in {os.path.relpath(result.path)}")
