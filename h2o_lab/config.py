@@ -33,9 +33,9 @@ class ModelConfig:
     """`auto` (cuda if there is one, else cpu) or a torch device; excludes `device_map` and `tp_plan`."""
     device_map: str | None = None
     """accelerate's placement, for example `auto`; excludes `tp_plan`."""
-    max_memory: dict[str, str] | None = None
-    """With `device_map`: most memory of each device, as `{0: 40GiB, cpu: 100GiB}`. What fits none of them is read
-    from the checkpoint's own files when it is needed."""
+    max_memory: dict[Any, str] | None = field(default_factory=dict)
+    """With `device_map`: most memory of each device, as `+model.max_memory={0: 40GiB, cpu: 100GiB}`. What fits none
+    of them is read from the checkpoint's own files when it is needed."""
     tp_plan: str | None = None
     """`auto`: each process of `torchrun --nproc-per-node N -m h2o_lab.run` takes a part of every layer, by
     transformers' plan for the model. Excludes `device` and `device_map`."""

@@ -146,7 +146,8 @@ KEYS = [
     *["policy.recent_fraction", "policy.recent_tokens", "policy.sink_tokens", "policy.pattern", "policy.taper"],
     *["policy.pattern_fraction", "policy.stride", "policy.block", "policy.priority", "policy.scope"],
     *["model.dtype", "model.device", "model.device_map", "model.path", "model.source", "model.max_memory"],
-    *["data.source", "data.dir", "tracker.name", "tracker.mode"],
+    *["data.source", "data.dir", "tracker.name", "tracker.mode", "model.tp_plan", "stats.name", "stats.threshold"],
+    *["stats.heavy_share", "stats.checkpoints", "stats.sample_size", "stats.window"],
 ]
 VALUES = st.one_of(
     st.sampled_from(["null", "0", "-1", "1", "2", "0.5", "nan", "inf", "-inf", "1e308", "true", "''", "[]", "{}"]),

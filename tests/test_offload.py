@@ -3,11 +3,13 @@
 import pytest
 import torch
 from conftest import random_model
+from hydra import compose, initialize_config_dir
 from test_run import character_tokenizer
 
-from h2o_lab.config import ModelConfig
+from h2o_lab.config import ModelConfig, config_dir, register
 from h2o_lab.errors import UserError
 from h2o_lab.models import load_model
+from h2o_lab.models.placement import most_memory, parse_device
 from h2o_lab.policies import H2O, Budget, Full, GlobalH2, Streaming
 from h2o_lab.tasks.generation import Sampling, generate_all
 from h2o_lab.tasks.losses import token_losses
@@ -59,3 +61,14 @@ def test_rolling_positions_and_generation_are_the_same(pair):
 def test_max_memory_without_a_device_map_is_refused():
     with pytest.raises(UserError, match="model.max_memory is for a model that is split: set model.device_map=auto"):
         load_model(ModelConfig("x", "local", path="/", max_memory=MEMORY))
+
+
+def test_max_memory_can_be_said_on_the_command_line():
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        cfg = compose("config", ["model.device_map=auto", "+model.max_memory={0: 40GiB, cpu: 1.5GB}"]).model
+    assert parse_device(cfg) is None
+    assert most_memory(cfg) == {0: "40GiB", "cpu": "1.5GB"}
+    cfg.max_memory["cpu"] = "lots"
+    with pytest.raises(UserError, match="model.max_memory of cpu is lots: it must be a size such as 40GiB"):
+        parse_device(cfg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from h2o_lab.config import ModelConfig
@@ -40,9 +41,12 @@ def parse_device(cfg: ModelConfig) -> torch.device | None:
     if cfg.tp_plan is not None:
         _check_tp_plan(cfg)
     if cfg.device_map is None:
-        if cfg.max_memory is not None:
+        if cfg.max_memory:
             raise UserError("model.max_memory is for a model that is split: set model.device_map=auto too.")
         return _device(cfg.device) if cfg.tp_plan is None else None
+    for name, most in (cfg.max_memory or {}).items():
+        if not re.fullmatch(r"\d+(\.\d+)?[KMGT]i?B", str(most)):
+            raise UserError(f"model.max_memory of {name} is {most}: it must be a size such as 40GiB or 500MB.")
     if cfg.device_map not in DEVICE_MAPS:
         raise UserError(
             f"model.device_map={cfg.device_map} is unknown: allowed are {', '.join(DEVICE_MAPS)} and null."
@@ -87,7 +91,7 @@ def in_one_process(cfg: ModelConfig) -> None:
 
 def most_memory(cfg: ModelConfig) -> dict[int | str, str] | None:
     """`max_memory` with the numbers of GPUs as numbers, as accelerate wants it."""
-    if cfg.max_memory is None:
+    if not cfg.max_memory:
         return None
     return {int(name) if str(name).isdigit() else str(name): size for name, size in cfg.max_memory.items()}
 
