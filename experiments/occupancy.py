@@ -33,14 +33,14 @@ def draw(frame: pd.DataFrame) -> Figure:
         for run in runs:
             means = table(run, "times").groupby("at").mean(numeric_only=True)
             style = look(run["policy"])
-            label = f"{run['policy']}: perplexity {run['perplexity']:.1f}"
+            label = run["policy"] + (f": perplexity {run['perplexity']:.1f}" if len(models) == 1 else "")
             for name, ax in zip(SIGNS, row, strict=True):
                 ax.plot(means[name], color=style.colour, marker=style.marker, linestyle=style.line, label=label)
         for (name, says), ax in zip(SIGNS.items(), row, strict=True):
             ax.set(xlabel="share of the window read", ylabel=says)
             ax.set_yscale("log" if name == "age" else "linear")
         row[0].set_title(model_name(model))
-        row[-1].legend(loc="outside right upper" if len(models) > 1 else "best")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     return figure
 
 

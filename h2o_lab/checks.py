@@ -134,6 +134,12 @@ def _check_stats(cfg: Config, policy: Policy) -> None:
         )
     if getattr(cfg.task, "mode", None) == "streaming":
         raise UserError("stats=attention does not record streams: use task.mode=windowed or stats=none.")
+    stride, window = (getattr(cfg.task, key, None) for key in ("stride", "window"))
+    if stride is not None and window is not None and 2 * stride < window:
+        raise UserError(
+            f"stats=attention records windows that are new by half at least, and task.stride={stride} is below "
+            f"half of task.window={window}: use a larger stride or stats=none."
+        )
 
 
 def _check_model(cfg: Config, policy: Policy) -> None:

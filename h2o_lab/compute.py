@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from h2o_lab.cells import Journal
     from h2o_lab.models import LoadedModel
     from h2o_lab.results import ResultFolder
+    from h2o_lab.stats import Recorder
     from h2o_lab.tasks.evaluation import Evaluation
+
+log = logging.getLogger(__name__)
 
 
 def compute(
@@ -41,6 +45,7 @@ def compute(
     from h2o_lab.cells.identity import SEMANTICS, identity, name_of
     from h2o_lab.models import model_fingerprint
     from h2o_lab.results.trackers import tracker
+    from h2o_lab.stats import has_tables
 
     resolved: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     result.write_config(resolved)
@@ -51,6 +56,8 @@ def compute(
     cell = Cell(Path(cfg.results_dir), name_of(identity(cfg, plan, content, model)))
     with cell.claimed():
         finished = cell.finished() if cfg.resume else None
+        if finished is not None and cfg.stats.name != "none" and not has_tables(finished):
+            finished = None  # they were damaged: only a new evaluation brings them back
         if finished is not None:
             cell.conclude()
             return cell.reuse(finished, result, {"overrides": overrides, "model": cfg.model.name})
@@ -87,7 +94,7 @@ def run_cell(
     from h2o_lab.attention.executors import warm_up
     from h2o_lab.models import model_fingerprint
     from h2o_lab.results.environment import environment, peak_memory_bytes, reset_peak_memory
-    from h2o_lab.stats import Recorder, files, headline, tables
+    from h2o_lab.stats import Recorder
     from h2o_lab.tasks.kinds import kind_of
 
     start = time.perf_counter()
@@ -97,16 +104,16 @@ def run_cell(
     start = time.perf_counter()
     warm_up(cfg.executor, loaded.device)
     meet()
+    recorder = Recorder(cfg.stats, loaded.tokenizer) if cfg.stats.name != "none" else None
+    if recorder is not None:
+        recorder.warm_up(loaded.device)
     seconds["compile"] = time.perf_counter() - start
     reset_peak_memory(loaded.device)
     start = time.perf_counter()
     resumed = len(journal)
-    recorder = Recorder(cfg.stats, loaded.tokenizer) if cfg.stats.name != "none" else None
     found: Evaluation = kind_of(cfg.task.kind).run(data, cfg, plan, loaded, journal, recorder)
     seconds["evaluate"] = time.perf_counter() - start
-    start = time.perf_counter()
-    recorded = tables(recorder) if recorder is not None else {}
-    seconds["tables"] = time.perf_counter() - start
+    recorded, told = _tables(recorder, seconds) if recorder is not None else ({}, {})
     record = describe(cfg, plan) | {
         "metrics": found.metrics,
         "main_metric": next(iter(found.metrics)),
@@ -132,8 +139,24 @@ def run_cell(
         "environment": machine | {"processes": size()},
     }
     if recorder is not None:
-        record["stats"] = headline(recorder, recorded)
-    return record, found.samples, files(recorded)
+        record["stats"] = told
+    return record, found.samples, recorded
+
+
+def _tables(recorder: Recorder, seconds: dict[str, float]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The recorded tables as files, and what the record says of them; if they fail, the evaluation is not lost."""
+    from h2o_lab.results.store import sentence
+    from h2o_lab.stats import files, headline, tables
+
+    start = time.perf_counter()
+    try:
+        found = tables(recorder)
+        return files(found), headline(recorder, found)
+    except Exception as error:
+        log.exception("the statistics cannot be summed up; the result is kept without them")
+        return {}, recorder.about | {"error": sentence(error)}
+    finally:
+        seconds["tables"] = time.perf_counter() - start
 
 
 @lru_cache(maxsize=8)

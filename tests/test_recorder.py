@@ -10,12 +10,14 @@ import torch
 from conftest import random_model
 from test_run import character_tokenizer, run, workplace
 
-from h2o_lab.config import StatsConfig
+from h2o_lab.config import PerplexityConfig, StatsConfig
+from h2o_lab.data.texts import Text
 from h2o_lab.errors import UserError
 from h2o_lab.policies import H2O, Full, Local, TopK
 from h2o_lab.results import load
 from h2o_lab.stats import TABLES, Recorder, headline, read, tables
 from h2o_lab.stats.summary import heavy_hitters
+from h2o_lab.tasks.perplexity import Texts, evaluate
 from h2o_lab.tasks.reader import Reader
 from h2o_lab.theory.maps import attention_maps
 
@@ -117,6 +119,39 @@ def test_policies_that_mask_and_prompts_in_full_are_recorded_as_full_attention()
     assert np.allclose(whole[names], expected[names], atol=1e-4)
 
 
+def test_attention_per_query_is_one_where_all_get_the_same():
+    model = random_model("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    for policy, k in ((Full(), None), (H2O(), 12)):
+        tokens = tables(recorded([text(0), text(1)], policy, k, model=model))["tokens"]
+        assert np.allclose(tokens["per_query"].dropna(), 1, atol=1e-4), policy
+
+
+def test_a_last_window_that_is_mostly_old_is_not_recorded():
+    texts = Texts([Text("t", "".join(chr(40 + i % 60) for i in range(200)))], "here")
+    recorders = []
+    for tokens in (127, 130, 190):  # two windows of 64; a third with three new tokens; with all new
+        recorder = Recorder(StatsConfig(), character_tokenizer())
+        task = PerplexityConfig(name="text", window=64, tokens=tokens)
+        evaluate(texts, task, None, Reader(random_model("llama"), Full(), recorder=recorder), character_tokenizer())
+        recorders.append(recorder.texts)
+    assert recorders == [2, 2, 3]
+
+
+def test_an_evaluation_is_kept_where_its_statistics_fail(workplace):
+    words = ("policy=h2o", "budget=0.3", "stats=attention", "stats.checkpoints=100000", "results_dir=no_tables")
+    done = run(workplace, *words)
+    assert done.returncode == 0, done.stderr
+    assert "the result is kept without them" in done.stderr
+    (file,) = (workplace / "no_tables").glob("2*/result.json")
+    record = json.loads(file.read_text())
+    assert record["status"] == "finished"
+    assert "have fewer tokens than stats.checkpoints=100000" in record["stats"]["error"]
+    assert "found finished in" in run(workplace, *words).stderr
+
+
 def test_short_texts_are_left_out_and_nothing_at_all_is_a_sentence():
     recorder = recorded([text(0), text(1, 5)], Full())
     assert (recorder.texts, recorder.skipped) == (1, 1)
@@ -175,6 +210,12 @@ def test_a_run_stores_the_tables_and_a_restart_has_them_too(workplace):
     (folders[2] / "stats" / "heads.parquet").write_bytes(b"PAR1 and nothing else")
     with pytest.raises(UserError, match=r"heads\.parquet cannot be read"):
         read(folders[2], "heads")
+    for folder in folders:
+        (folder / "stats" / "times.parquet").unlink(missing_ok=True)
+    with pytest.raises(UserError, match=r"times\.parquet is missing: run the cell again"):
+        read(folders[0], "times")
+    assert "results in" in run(workplace, *STATS).stderr
+    assert len(list((workplace / "recorded").glob("2*/stats/times.parquet"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -186,6 +227,7 @@ def test_a_run_stores_the_tables_and_a_restart_has_them_too(workplace):
         (["positions=rolling"], "cannot record positions=rolling: use positions=original or stats=none"),
         (["policy=spatten_cascade"], "policy=spatten_cascade reads one token at a time: use prefill=full"),
         (["task=wikitext", "task.mode=streaming"], "does not record streams: use task.mode=windowed"),
+        (["task=wikitext", "task.stride=100"], "records windows that are new by half at least"),
         (["model.tp_plan=auto"], "sees the heads of one process, and model.tp_plan=auto shares them out"),
         (["stats.name=all"], "stats=all is unknown: it must be one of none, attention"),
     ],

@@ -19,6 +19,7 @@ from h2o_lab.report.charts import HOLLOW_GLYPHS, INK, Point, looks
 from h2o_lab.report.page import page
 from h2o_lab.report.words import cut, sample_text, signed
 from h2o_lab.results import open_result
+from h2o_lab.results.look import LOOK
 from h2o_lab.results.metrics import is_share, normal, smaller_is_better, wilson
 
 EVIL = "<script>alert('x')</script>"
@@ -411,3 +412,11 @@ def test_a_folder_without_results_is_one_sentence(tmp_path, monkeypatch):
     assert said.startswith("No result.json in or below")
     code, (said,) = run(monkeypatch, tmp_path / "nowhere")
     assert (code, said) == (2, f"There is no file or folder {tmp_path / 'nowhere'} to read results from.")
+
+
+def test_every_look_has_a_glyph_and_no_two_policies_the_same():
+    names = list(LOOK)
+    made = looks([(name, name, []) for name in names])
+    assert all(each.glyph for each in made)
+    shown = {(each.colour, each.marker, each.hollow, each.dashes) for each in made}
+    assert len(shown) == len(names)

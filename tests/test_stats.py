@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_run import character_tokenizer
 
 from h2o_lab.stats import fit
 from h2o_lab.stats.measure import measure
@@ -76,6 +77,12 @@ def test_a_layer_is_measured_as_by_hand(drawn, evicting, fused):
             assert found.held[place, h] == len(held)
             assert found.age[place, h] == pytest.approx(np.mean([end - 1 - j for j in held]))
     assert (found.retained < 1).any() == evicting
+    fair = np.zeros((HEADS, LENGTH))
+    for h in range(HEADS):
+        for t in range(LENGTH):
+            tokens = [j for j in range(t + 1) if gone is None or gone[h, j] > t]
+            fair[h, tokens] += GROUP / len(tokens)
+    assert np.allclose(found.fair, fair, rtol=1e-4)
 
 
 def test_half_precision_is_measured_in_float32(drawn):
@@ -100,6 +107,10 @@ def test_mass_of_the_top_tokens():
     received = torch.tensor([1.0, 5.0, 2.0, 2.0])
     shares = torch.tensor([0.0, 0.25, 0.5, 0.625, 1.0])
     assert mass_of_top(received, shares).tolist() == pytest.approx([0, 0.5, 0.7, 0.8, 1])
+
+
+def test_heavy_hitters_are_counted_as_decimals_say():
+    assert [int(heavy_hitters(torch.rand(100), share).sum()) for share in (0.29, 0.57, 0.58)] == [29, 57, 58]
 
 
 def test_heavy_hitters_are_a_share_rounded_down_and_one_at_least():
@@ -154,6 +165,7 @@ def test_an_exponential_sample_is_not_called_a_power_law():
 
 def test_too_few_values_are_not_fitted():
     assert fit(np.array([1.0, 2.0, 0.0])) == {"values": 2, "verdict": "too few"}
+    assert fit(np.tile([1.0, 2.0], 50)) == {"values": 100, "verdict": "too few"}
 
 
 # --- over texts
@@ -187,7 +199,7 @@ def test_a_reservoir_holds_a_uniform_sample_whatever_the_order():
 
 def test_kinds_of_tokens():
     tokens = ["Ġ", "ĠThe", "Ġdog", "s", "Ġran", ".", "ĠIt", "Ċ", "ĊĊ", "Now", ",", "Ġthen", "Ġ(", "$"]
-    kinds = [KINDS[kind] for kind in kinds_of([readable(token) for token in tokens])]
+    kinds = [KINDS[kind] for kind in kinds_of([token.replace("Ġ", " ").replace("Ċ", "\n") for token in tokens])]
     assert kinds == [
         "first token",
         *["word start", "word start", "word part", "word start", "punctuation", "sentence start"],
@@ -195,8 +207,19 @@ def test_kinds_of_tokens():
     ]
 
 
-def test_sentencepiece_tokens_are_readable():
-    assert [readable(token) for token in ("▁Once", "<0x0A>", "upon")] == [" Once", "\n", "upon"]
+def test_parts_of_letters_are_no_punctuation():
+    assert [KINDS[kind] for kind in kinds_of(["x", "\ufffd", " “", "—"])[1:]] == ["word part", *["punctuation"] * 2]
+
+
+def test_tokens_are_read_as_the_tokenizer_has_them(real_model):
+    _, sentencepiece = real_model("stories260K")
+    ids = sentencepiece("Once upon\n“x", add_special_tokens=False).input_ids
+    texts = [readable(sentencepiece, token) for token in ids]
+    assert texts[0].startswith(" ")
+    assert "\n" in texts
+    assert "".join(texts).replace("\ufffd", "").strip().startswith("Once upon")
+    bytewise = character_tokenizer()
+    assert [readable(bytewise, token) for token in bytewise("a b\n").input_ids] == ["a", " ", "b", "\n"]
 
 
 def test_neighbours_are_different_tokens_within_the_window():

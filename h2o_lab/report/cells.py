@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from h2o_lab.results.collect import COLUMNS, flatten
-from h2o_lab.results.store import CONFIG, SAMPLES
+from h2o_lab.results.store import CONFIG, SAMPLES, STATS
 from h2o_lab.results.table import number, own_overrides
 
 KEPT = 4
@@ -23,7 +23,6 @@ NAMES = ("doc_id", "depth", "title", "start")
 """What tells the samples of a cell apart."""
 RUN_ONLY = ("batch_tokens", "checkpoint_every")
 """Fields of a task that change how it is run, not what is measured."""
-STATS = "stats"
 """Subfolder of a result with statistics of its attention."""
 STATS_KINDS = (".parquet", ".png")
 

@@ -22,9 +22,10 @@ INK = "#010203"
 """Stands for the colour of the page's text."""
 HOLLOW = ("o", "s", "^", "D", "v")
 """Markers of policies that have no look of their own."""
-GLYPHS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "x": "✕", "P": "✚", "*": "★"}
+GLYPHS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "x": "✕", "P": "✚", "*": "★", ">": "▶", "X": "✖"}
+GLYPHS |= {"h": "⬢", "d": "⬧"}
 HOLLOW_GLYPHS = {"o": "○", "s": "□", "^": "△", "D": "◇", "v": "▽"}
-DASHES = {"solid": "-", "dashed": "--", "dotted": ":"}
+DASHES = {"solid": "-", "dashed": "--", "dotted": ":", "dashdot": "-."}
 """Lines that tell apart what one policy did under different settings."""
 SIZE = (4.7, 3.1)
 """Inches."""
@@ -83,6 +84,7 @@ def looks(found: list[tuple[str, str, list[Point]]]) -> list[Series]:
     colours = list(dict.fromkeys(each.colour for name, each in LOOK.items() if name != "full"))
     others = product(HOLLOW, colours)
     look: dict[str, tuple[str, str, bool]] = {}
+    lines = list(DASHES)
     used: dict[str, int] = {}
     made = []
     for label, policy, points in found:
@@ -92,8 +94,9 @@ def looks(found: list[tuple[str, str, list[Point]]]) -> list[Series]:
             if policy not in LOOK:
                 marker, colour = next(others, (HOLLOW[0], colours[0]))
                 look[policy] = (colour, marker, True)
-        number = used[policy] = used.get(policy, -1) + 1
-        made.append(Series(label, policy, points, *look[policy], list(DASHES)[number % len(DASHES)]))
+        first = list(DASHES.values()).index(LOOK[policy].line) if policy in LOOK else 0
+        number = used[policy] = used.get(policy, first - 1) + 1
+        made.append(Series(label, policy, points, *look[policy], lines[number % len(lines)]))
     return made
 
 

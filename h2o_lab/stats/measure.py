@@ -28,6 +28,8 @@ class LayerStats(NamedTuple):
         retained: float32 [C, H], the share that the entries held have in full attention.
         held: float32 [C, H], entries that the last query before a checkpoint saw.
         age: float32 [C, H], their mean age in tokens.
+        fair: float32 [H, n], what each token would have received if every query had shared its attention out
+            equally among the entries that it saw; like `received`, of the whole text and the group.
     """
 
     received: torch.Tensor
@@ -39,6 +41,7 @@ class LayerStats(NamedTuple):
     retained: torch.Tensor
     held: torch.Tensor
     age: torch.Tensor
+    fair: torch.Tensor
 
 
 class Rows(NamedTuple):
@@ -92,9 +95,13 @@ def measure(
         at.append(received.clone())
         over.append(sums / (group * (last - first)))
         first = last
-    held, age, seen = _occupancy(evicted_at, checkpoints, heads, q.device)
+    if evicted_at is None:
+        evicted_at = torch.full((heads, length), length, device=q.device)
+    held, age = _occupancy(evicted_at, checkpoints)
+    seen, fair = _views(evicted_at)
     entropy, oldest, newest, retained = torch.stack(over, dim=1)
-    return LayerStats(torch.stack(at), below, seen * group, entropy, oldest, newest, retained, held, age)
+    received_at = torch.stack(at)
+    return LayerStats(received_at, below, group * seen, entropy, oldest, newest, retained, held, age, group * fair)
 
 
 def plain(logits: torch.Tensor, start: int, gone: torch.Tensor | None, threshold: float) -> Rows:
@@ -140,16 +147,21 @@ def _fused(logits: torch.Tensor, start: int, gone: torch.Tensor | None, threshol
     return run(logits, start, gone, threshold)
 
 
-def _occupancy(
-    evicted_at: torch.Tensor | None, checkpoints: list[int], heads: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(entries held [C, H], their mean age [C, H], entries seen by all queries [H])."""
-    last = torch.tensor(checkpoints, device=device)[:, None, None] - 1
-    token = torch.arange(checkpoints[-1], device=device)
-    if evicted_at is None:
-        evicted_at = torch.full((heads, len(token)), checkpoints[-1], device=device)
+def _occupancy(evicted_at: torch.Tensor, checkpoints: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(entries held by the last query before each checkpoint [C, H], their mean age [C, H])."""
+    last = torch.tensor(checkpoints, device=evicted_at.device)[:, None, None] - 1
+    token = torch.arange(checkpoints[-1], device=evicted_at.device)
     present = (token <= last) & (evicted_at > last)
     held = present.sum(dim=-1).float()
-    age = ((last - token) * present).sum(dim=-1) / held
-    seen = (evicted_at.clamp(max=checkpoints[-1]) - token).sum(dim=-1).float()
-    return held, age, seen
+    return held, ((last - token) * present).sum(dim=-1) / held
+
+
+def _views(evicted_at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(entries seen by all queries of a head [H], what each token gets where they share equally [H, n])."""
+    heads, length = evicted_at.shape
+    token = torch.arange(length, device=evicted_at.device)
+    gone = evicted_at.long().clamp(max=length)
+    left = torch.zeros(heads, length + 1, device=evicted_at.device).scatter_add_(1, gone, torch.ones(gone.shape))
+    held = token + 1 - left[:, :length].cumsum(dim=1)
+    shares = torch.nn.functional.pad((1 / held.double()).cumsum(dim=1), (1, 0))
+    return (gone - token).sum(dim=-1).float(), (shares.gather(1, gone) - shares[:, :length]).float()

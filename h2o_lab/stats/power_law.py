@@ -12,7 +12,7 @@ SIGNIFICANT = 0.1
 """p-value below which a likelihood ratio decides (Clauset, Shalizi and Newman 2009)."""
 RIVALS = ("lognormal", "exponential")
 LEAST = 50
-"""Values below which nothing is fitted."""
+"""Different values below which nothing is fitted."""
 
 
 def fit(values: NDArray[np.floating[Any]]) -> dict[str, Any]:
@@ -29,13 +29,13 @@ def fit(values: NDArray[np.floating[Any]]) -> dict[str, Any]:
         `ratio_<rival>` (normalised log-likelihood ratio) and `p_<rival>`, and `verdict`: the name of the rival that
         is better; `power law` where none is, one at least is worse and most of the values are in the tail;
         `power-law tail` where fewer are (as in many a log-normal sample); else `undecided`. With fewer than `LEAST`
-        values `values` and the verdict `too few`.
+        different values `values` and the verdict `too few`.
     """
     import powerlaw
 
     values = np.asarray(values, dtype=np.float64)
     values = values[values > 0]
-    if len(values) < LEAST:
+    if len(np.unique(values)) < LEAST:
         return {"values": len(values), "verdict": "too few"}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # a rival that fits nowhere is told by its ratio

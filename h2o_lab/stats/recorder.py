@@ -67,9 +67,16 @@ class Recorder:
         self.vocabulary = np.zeros((len(tokenizer), len(SEEN)))
         """Sums per token of the vocabulary: see `SEEN`."""
         self._tokenizer = tokenizer
+        self._strings: dict[int, str] = {}
         self._group = 1  # query heads of a KV head
         self._waiting: list[list[LayerStats | None]] = []
         self._before: tuple[torch.Tensor, Sequence[int]] | None = None
+
+    def warm_up(self, device: torch.device) -> None:
+        """Compile or load what measures, so that it is not part of what is timed."""
+        nothing = torch.zeros(1, 2, 8, device=device)
+        for gone in (None, torch.full((1, 2), 2, dtype=torch.int32, device=device)):
+            measure(nothing, nothing, 1.0, gone, [2], self.cfg.threshold)
 
     def saw(
         self,
@@ -128,7 +135,7 @@ class Recorder:
         if self.values is None:
             self.values = Reservoir(len(found), self.cfg.sample_size)
         self.values.add(relative.flatten(1).numpy())
-        self._add_tokens(text, relative, heavy)
+        self._add_tokens(text, relative, received, torch.stack([layer.fair.cpu() for layer in found]), heavy)
 
     def _add_heads(self, found: list[LayerStats], received: torch.Tensor, length: int) -> None:
         below, seen = (torch.stack([getattr(layer, name).cpu() for layer in found]) for name in ("below", "seen"))
@@ -163,13 +170,13 @@ class Recorder:
             self._put(self.layers, "texts_overlap_all_tokens", torch.full((len(sets),), everything))
         self._before = sets, text
 
-    def _add_tokens(self, text: list[int], relative: torch.Tensor, heavy: torch.Tensor) -> None:
+    def _add_tokens(self, text: list[int], relative, received, fair, heavy: torch.Tensor) -> None:
+        """Tensors are [L, H, n]: attention relative to the text's mean, as it is, and if it were shared equally."""
         length = len(text)
-        queries = torch.arange(length, 0, -1)  # that see a token
         attention, weight = relative.mean(dim=1), heavy.float().mean(dim=1)  # [L, n]
-        followed = (queries >= FOLLOWERS).float()
-        per_query = followed * attention.mean(dim=0) * length / queries
-        strings = [readable(token) for token in self._tokenizer.convert_ids_to_tokens(text)]
+        followed = (torch.arange(length, 0, -1) >= FOLLOWERS).float()
+        per_query = followed * (received / fair).mean(dim=(0, 1))
+        strings = [self.string(token) for token in text]
         rows = torch.stack([torch.ones_like(attention), attention, weight], dim=1)  # [L, 3, n]
         kinds = torch.from_numpy(kinds_of(strings))
         self.kinds.add(torch.zeros(len(rows), 3, len(KINDS)).index_add_(2, kinds, rows))
@@ -184,8 +191,10 @@ class Recorder:
         group.setdefault(name, Running()).add(value)
 
     def string(self, token: int) -> str:
-        """A token of the vocabulary as text."""
-        return readable(str(self._tokenizer.convert_ids_to_tokens(token)))
+        """A token of the vocabulary as text, its leading space included."""
+        if token not in self._strings:
+            self._strings[token] = readable(self._tokenizer, token)
+        return self._strings[token]
 
     @property
     def about(self) -> dict[str, Any]:

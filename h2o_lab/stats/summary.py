@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from h2o_lab.policies.budget import share as floored
+
 
 def heavy_hitters(received: torch.Tensor, share: float) -> torch.Tensor:
     """bool [..., n]: the floor(share * n) tokens that received most, one at least (paper, section 3.2).
@@ -12,7 +14,7 @@ def heavy_hitters(received: torch.Tensor, share: float) -> torch.Tensor:
         received: float32 [..., n], accumulated attention.
         share: of the tokens.
     """
-    count = max(1, int(share * received.shape[-1]))
+    count = max(1, floored(share, received.shape[-1]))
     index = received.topk(count, dim=-1).indices
     return torch.zeros_like(received, dtype=torch.bool).scatter_(-1, index, True)
 

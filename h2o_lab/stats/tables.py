@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from h2o_lab.errors import UserError
-from h2o_lab.results.store import STATS
+from h2o_lab.results.store import RESULT, STATS
 from h2o_lab.stats.power_law import fit
 from h2o_lab.stats.recorder import BINS, SEEN, SHARES, Recorder
 from h2o_lab.stats.running import Running
@@ -98,6 +99,14 @@ def files(found: dict[str, DataFrame]) -> dict[str, bytes]:
     return {f"{name}.parquet": table.to_parquet(index=False) for name, table in found.items()}
 
 
+def has_tables(folder: Path) -> bool:
+    """Whether a result folder has all tables, or says in its record why it has none."""
+    if all((folder / STATS / f"{name}.parquet").is_file() for name in TABLES):
+        return True
+    record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    return "error" in (record.get("stats") or {})
+
+
 def read(folder: Path | str, name: str) -> DataFrame:
     """One of `TABLES` of a result folder.
 
@@ -110,6 +119,8 @@ def read(folder: Path | str, name: str) -> DataFrame:
         raise UserError(f"{name} is no table of statistics: there are {', '.join(TABLES)}.")
     file = Path(folder) / STATS / f"{name}.parquet"
     if not file.is_file():
+        if file.parent.is_dir():
+            raise UserError(f"{file} is missing: run the cell again, its tables are then written anew.")
         raise UserError(f"{folder} has no recorded attention: run it with stats=attention.")
     try:
         return read_parquet(file)
@@ -151,8 +162,8 @@ def _parts(found: Running, name: str, labels: np.ndarray) -> DataFrame:
 
 
 def _vocabulary(recorder: Recorder) -> DataFrame:
-    """`attention` and `per_query` (by a query that sees the token), relative to all tokens, and `heavy` are means
-    over occurrences, layers and heads; `neighbours` is the sum over occurrences."""
+    """`attention` (relative to all tokens), `per_query` (relative to an equal share of what each query sees) and
+    `heavy` are means over occurrences, layers and heads; `neighbours` is the sum over occurrences."""
     from pandas import DataFrame
 
     (ids,) = recorder.vocabulary[:, 0].nonzero()

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 KINDS = ("first token", "sentence start", "punctuation", "word start", "word part", "space")
 ENDS = (".", "!", "?")
-MARKS = {"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"}
-"""How byte-level and SentencePiece vocabularies write a space, a newline and a tab."""
+SPACES = ("Ġ", "▁")
+"""How byte-level and SentencePiece vocabularies write a space."""
+PART = "\ufffd"
+"""What a part of a letter is decoded to."""
 
 
-def readable(token: str) -> str:
+def readable(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     """A token of a vocabulary as text, its leading space included."""
-    for mark, text in MARKS.items():
-        token = token.replace(mark, text)
-    return "\n" if token == "<0x0A>" else token
+    text = str(tokenizer.decode([token]))
+    stored = str(tokenizer.convert_ids_to_tokens(token))
+    return f" {text}" if stored.startswith(SPACES) and not text[:1].isspace() else text
 
 
 def kinds_of(tokens: Sequence[str]) -> NDArray[np.int64]:
@@ -33,7 +39,7 @@ def kinds_of(tokens: Sequence[str]) -> NDArray[np.int64]:
     fresh = False
     for place, token in enumerate(tokens):
         text = token.strip()
-        punctuation = bool(text) and all(unicodedata.category(letter)[0] in "PS" for letter in text)
+        punctuation = bool(text) and all(map(_is_mark, text))
         if place == 0:
             kind = "first token"
         elif not text:
@@ -58,3 +64,7 @@ def neighbours(ids: Sequence[int], window: int) -> NDArray[np.int64]:
         [len(set(ids[max(0, place - window) : place + window + 1]) - {token}) for place, token in enumerate(ids)],
         np.int64,
     )
+
+
+def _is_mark(letter: str) -> bool:
+    return letter != PART and unicodedata.category(letter)[0] in "PS"

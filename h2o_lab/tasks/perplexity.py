@@ -305,7 +305,8 @@ def _windows(
         key = fingerprint("windows", text.title, starts, batch.tolist(), k, scored)
         noted = reader.journal.recall(key)
         if noted is None:
-            chunks = list(read_chunks(reader, batch, k, chunk=length))
+            with reader.recording(2 * min(scored) >= length):  # else most of it was recorded before
+                chunks = list(read_chunks(reader, batch, k, chunk=length))
             losses = torch.cat([part.losses for part in chunks], dim=1)
             kept = [row[len(row) - count :] for row, count in zip(losses, scored, strict=True)]
             noted = {

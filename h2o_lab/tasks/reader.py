@@ -73,6 +73,16 @@ class Reader:
         with torch.inference_mode(), eviction_attention(self.model, self.positions):
             yield
 
+    @contextmanager
+    def recording(self, wanted: bool) -> Iterator[None]:
+        """The context in which what is read is told to the recorder, or not."""
+        recorder = self.recorder
+        self.recorder = recorder if wanted else None
+        try:
+            yield
+        finally:
+            self.recorder = recorder
+
     def start(
         self,
         texts: Sequence[Sequence[int]],
