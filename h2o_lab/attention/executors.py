@@ -87,7 +87,7 @@ def triton_runs(device: torch.device) -> bool:
 
 
 def triton_fits(device: torch.device) -> bool:
-    """Whether `auto` takes Triton: on NVIDIA's GPUs from Ampere on, whose arithmetic the kernels are written for."""
+    """Whether `auto` takes Triton: on NVIDIA's GPUs from Ampere on, whose arithmetic the kernels ask for."""
     return (
         device.type == "cuda"
         and torch.version.hip is None

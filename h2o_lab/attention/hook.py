@@ -160,5 +160,5 @@ def _padding(
     if attention_mask is None:
         return None
     valid = attention_mask[:, -q_length:].bool()
-    tokens = valid.sum(dim=1).cpu()
-    return None if bool((tokens == q_length).all()) else known(valid, tokens)
+    counts = valid.sum(dim=1).cpu()
+    return None if bool((counts == q_length).all()) else known(valid, counts)

@@ -1,7 +1,7 @@
 """The executor for CUDA: what `compiled` is for the CPU, with Triton kernels for its two scans.
 
-Rolling positions, numbers other than float32, float16 and bfloat16, heads beyond 256 and caps beyond `WIDEST` columns
-are left to the reference executor.
+Rolling positions, numbers other than float32, float16 and bfloat16, heads beyond 256 and caps beyond `WIDEST`
+columns are left to the reference executor.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ def attend(
 ) -> torch.Tensor:
     """See `h2o_lab.attention.executors.attend` and the reference executor."""
     if not covers(q, state):
-        return reference.attend(
-            q, k, v, state, scale=scale, valid=valid, static=static, normaliser=normaliser
+        return reference.attend(q, k, v, state, scale=scale, valid=valid, static=static, normaliser=normaliser)
+    with torch.cuda.device_of(q):  # Triton starts kernels on the current device
+        if triton_step.fits(q, state, normaliser):
+            return triton_step.attend(q, k, v, state, scale=scale, valid=valid, static=static)
+        return in_blocks(
+            q, k, v, state, scale=scale, valid=valid, static=static, normaliser=normaliser, walk=triton_scan
         )
-    if triton_step.fits(q, state, normaliser):
-        return triton_step.attend(q, k, v, state, scale=scale, valid=valid, static=static)
-    return in_blocks(
-        q, k, v, state, scale=scale, valid=valid, static=static, normaliser=normaliser, walk=triton_scan
-    )
 
 
 def covers(q: torch.Tensor, state: LayerState) -> bool:

@@ -16,7 +16,7 @@ def order_of(values, positions, open_):
     A float's bits, read as an integer, sort as the float does once those of negative numbers are turned round.
     NaN sorts behind infinity, so that an open entry is always found.
     """
-    values = tl.where(values == values, values, float("inf"))
+    values = tl.where(values == values, values, float("inf"))  # noqa: PLR0124 (false for NaN)
     values = tl.where(values == 0, 0.0, values)
     bits = values.to(tl.int32, bitcast=True)
     rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)

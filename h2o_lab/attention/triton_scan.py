@@ -1,8 +1,8 @@
 """The policy as a scan over a block of tokens, for CUDA: see `h2o_lab.attention.scan`, whose meaning it has.
 
-A program is one lane. It keeps what is known of all columns in registers and walks over the block's tokens in order,
-reading and writing each row of logits once. Where nobody reaches the cap, no token waits for another one, and plain
-tensor operations do.
+A program is one lane. It keeps what is known of all columns in registers and walks over the tokens of the block in
+order, reading and writing each row of logits once. Where nobody reaches the cap, no token waits for another one, and
+plain tensor operations do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from h2o_lab.policies import Priority
 
 MEAN, LAST = tl.constexpr(int(Priority.MEAN)), tl.constexpr(int(Priority.LAST))
 NARROWEST = 128
-COLUMNS_PER_WARP = 512
+COLUMNS_PER_WARP = 256
 
 
 def run(

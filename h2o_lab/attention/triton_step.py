@@ -20,8 +20,8 @@ MEAN, LAST = tl.constexpr(int(Priority.MEAN)), tl.constexpr(int(Priority.LAST))
 FAR = tl.constexpr(2**31 - 1)
 SPAN = 256
 """Entries that are looked at together in search of the victim."""
-TILE_BYTES = 16384
-"""Of keys that are read together."""
+TILE_NUMBERS = 4096
+"""Of keys that are read together, and as many of values."""
 
 
 def fits(q: torch.Tensor, state: LayerState, normaliser: torch.Tensor | None) -> bool:
@@ -81,7 +81,7 @@ def attend(
         ROWS=1 if group == 1 else triton.next_power_of_2(max(group, 16)),
         D=padded,
         DV=triton.next_power_of_2(max(v.shape[-1], 16)),
-        TILE=max(16, min(64, TILE_BYTES // (padded * k.element_size()))),
+        TILE=max(16, min(64, TILE_NUMBERS // padded)),
         SPAN=SPAN,
         PRIORITY=int(policy.priority),
         FIXED=policy.priority.fixed,
