@@ -1,7 +1,7 @@
 """The policy as a scan over a block of tokens, for CUDA: see `h2o_lab.attention.scan`, whose meaning it has.
 
 A program is one lane. It keeps what is known of all columns in registers and walks over the tokens of the block in
-order, reading and writing each row of logits once. Where nobody reaches the cap, no token waits for another one, and
+order, reading and writing each row of logits once. Where nobody reaches the cap, no token waits for another, and
 plain tensor operations do.
 """
 
