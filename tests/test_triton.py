@@ -111,7 +111,7 @@ def test_longer_than_a_tile_and_a_block():
 def test_ties_go_by_position_and_nothing_ranks_above_infinity():
     """Equal, infinite, negative and undefined numbers, minus zero among them."""
     tokens = placed(Tokens.draw(batch=1, heads=1, group=1, length=12))
-    numbers = [2.0, -0.0, 0.0, torch.nan, torch.inf, -torch.inf, -3.0, -2.0, torch.nan, 0.0, 1.0, 1.0]
+    numbers = [2.0, 0.0, -0.0, torch.nan, torch.inf, -torch.inf, -3.0, -2.0, torch.nan, 0.0, 1.0, 1.0]
     static = torch.tensor(numbers, device=DEVICE).view(1, 1, -1)
     for chunks in ([12], [1] * 12):
         state = LayerState.empty(
