@@ -41,7 +41,8 @@ the others are ranked (`priority`, the smallest goes first) and who ranks (`scop
 in each layer and KV head; [the README](../README.md) says what exactly is computed.
 
 Every policy runs on every executor ({NAMED}): `reference` is plain PyTorch on any device, `numba` is compiled,
-for the CPU, and `auto` takes the fastest that the device has. A section below says where that is not all.
+for the CPU, `triton` is compiled, for CUDA, and `auto` takes the fastest that the device has. Under `triton`
+rolling positions are left to the reference. A section below says where that is not all.
 
 **Notation.** T: tokens of the sequence, evicted ones included. k: the cap, in entries of one KV head; shares of
 it are rounded down. D: size of a head. n: the tokens that `budget` is a share of. Times are for one head over
@@ -205,8 +206,8 @@ def saves(policy: Policy) -> str:
 def executors(policy: Policy) -> str | None:
     """How its executors differ from what the page says of all; None where they do not."""
     if isinstance(policy, SparsePolicy):
-        how = f"tensor operations, on 1 query at a time (`reference`) or {SPARSE_BLOCK} (`numba`)"
-        return f"{how}; what runs beside is compiled under `numba`" if policy.companion() else how
+        how = f"tensor operations, on 1 query at a time (`reference`) or {SPARSE_BLOCK} (`numba`, `triton`)"
+        return f"{how}; what runs beside is compiled under these" if policy.companion() else how
     return None if policy.evicts else "`auto` takes PyTorch's fused attention on any device"
 
 

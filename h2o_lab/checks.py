@@ -98,14 +98,13 @@ def at_least(key: str, value: float | None, least: int) -> None:
 
 def _check_words(cfg: Config) -> None:
     from h2o_lab.attention.cache import PREFILLS
-    from h2o_lab.attention.executors import EXECUTORS
+    from h2o_lab.attention.executors import check_executor
+    from h2o_lab.models.placement import parse_device
 
-    for key, value, allowed in (
-        ("executor", cfg.executor, EXECUTORS),
-        ("prefill", cfg.prefill, PREFILLS),
-    ):
-        if value not in allowed:
-            raise UserError(f"{key}={value} is unknown: it must be one of {', '.join(allowed)}.")
+    if cfg.prefill not in PREFILLS:
+        raise UserError(f"prefill={cfg.prefill} is unknown: it must be one of {', '.join(PREFILLS)}.")
+    check_executor(cfg.executor)
+    check_executor(cfg.executor, parse_device(cfg.model))
 
 
 def _check_stats(cfg: Config, policy: Policy) -> None:

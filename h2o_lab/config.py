@@ -219,7 +219,7 @@ class Config:
     positions: str = "original"
     """Positions of kept keys: `original`, or `rolling` (rank in the cache; rotary models)."""
     executor: str = "auto"
-    """`auto` (by device), `reference` (plain PyTorch) or `numba` (compiled, CPU)."""
+    """`auto` (by device), `reference` (plain PyTorch), `numba` (compiled, CPU) or `triton` (compiled, CUDA)."""
     seed: int = 0
     """Seed of policies that draw; the few-shot examples have `task.fewshot_seed`."""
     results_dir: str = "results"

@@ -9,6 +9,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("NUMBA_NUM_THREADS", "2")
+# Triton's kernels are interpreted; TRITON_INTERPRET=0 runs their tests on a GPU
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch

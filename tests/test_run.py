@@ -202,7 +202,7 @@ BAD = {
         ["budget=0.2", "model=local", "model.path=opt", "task.num_fewshot=5"],
         "the model's position table has 256",
     ),
-    "an unknown executor": (["budget=0.2", "executor=fast"], "executor=fast is unknown.*auto, reference, numba"),
+    "an unknown executor": (["budget=0.2", "executor=fast"], "fast is unknown.*auto, reference, numba, triton"),
     "a task that is none": (
         ["budget=0.2", "task=lm_eval", "task.name=piqua", "data=hub", "data.dir=null"],
         "piqua",

@@ -71,7 +71,7 @@ class EvictionCache(Cache):
             raise UserError(f"policy {policy.name} ranks by numbers from a first pass: give them (column_sums).")
         if budget is None and policy.budgeted:
             raise UserError(f"policy {policy.name} needs a budget: a number of entries, or a Budget.")
-        check_executor(executor, torch.device("cpu"))
+        check_executor(executor)
         self.policy = policy
         self.budget = budget
         self.prefill = prefill

@@ -82,6 +82,16 @@ class Caps:
         sizes = (self.k, self.recent, self.sink, self.share, self.period, self.first, self.width)
         return torch.stack(sizes, dim=1).numpy()
 
+    def table_on(self, device: torch.device) -> torch.Tensor:
+        """The same table on a device, copied there once."""
+        if device not in self._tables:
+            self._tables[device] = torch.from_numpy(self.table).to(device)
+        return self._tables[device]
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, torch.Tensor]:
+        return {}
+
     def select(self, rows: torch.Tensor) -> Caps:
         rows = rows.cpu()
         return Caps(*(getattr(self, field.name)[rows] for field in fields(self)))

@@ -15,6 +15,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from h2o_lab.attention.layer import LAYER
+from h2o_lab.attention.padding import known
 from h2o_lab.attention.rotary import Rotary
 from h2o_lab.errors import UserError
 
@@ -159,4 +160,5 @@ def _padding(
     if attention_mask is None:
         return None
     valid = attention_mask[:, -q_length:].bool()
-    return None if valid.all() else valid
+    counts = valid.sum(dim=1).cpu()
+    return None if bool((counts == q_length).all()) else known(valid, counts)

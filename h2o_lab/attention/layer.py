@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 from h2o_lab.attention.caps import Caps
 from h2o_lab.attention.executors import attend
 from h2o_lab.attention.observation import observe
+from h2o_lab.attention.padding import no_padding, token_counts
 from h2o_lab.attention.rotary import Rotary
 from h2o_lab.attention.scopes import rank_layers, shrink_layers
 from h2o_lab.attention.state import LayerState
@@ -74,11 +75,11 @@ class EvictionLayer(CacheLayerMixin):
         self._waiting = False
         cache, policy = self.cache, self.cache.policy
         if valid is None:
-            valid = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+            valid = no_padding(k.shape[0], k.shape[2], k.device)
         first = self.state is None
         self._check_given(valid)
         prompt_in_full = first and cache.prefill == "full" and policy.evicts
-        caps = cache.caps_for(valid.sum(dim=1).cpu(), self.index) if first else None
+        caps = cache.caps_for(token_counts(valid), self.index) if first else None
         if policy.by_step and self.index == 0 and not prompt_in_full:
             self._rank_layers(valid)
         static = self._static_priority(k, valid)
@@ -134,14 +135,14 @@ class EvictionLayer(CacheLayerMixin):
         if not policy.by_step:
             self.state = self.state.shrunk(caps)
         elif self.index == len(cache.evicting) - 1:
-            lengths = valid.sum(dim=1).cpu()
+            lengths = token_counts(valid)
             every = [cache.caps_for(lengths, layer) for layer in range(len(cache.evicting))]
             for layer, state in zip(cache.evicting, shrink_layers(cache.states, every), strict=True):
                 layer.state = state
 
     def _rank_layers(self, valid: torch.Tensor) -> None:
         """Before a token, at the first layer: what scopes across layers rank by."""
-        counts = valid.sum(dim=1).cpu()
+        counts = token_counts(valid)
         states = self.cache.states
         seen = states[0].seen if states else torch.zeros_like(counts)
         if valid.shape[1] > 1 and bool((seen + counts > self.cache.smallest_caps(counts)).any()):
@@ -156,7 +157,7 @@ class EvictionLayer(CacheLayerMixin):
         """Numbers from a first pass cover the text that the pass has read, and no more."""
         if self.cache.given is None:
             return
-        counts = valid.sum(dim=1).cpu()
+        counts = token_counts(valid)
         seen = self.state.seen if self.state is not None else torch.zeros_like(counts)
         known = self.cache.given[self.index].shape[2]
         if int((seen + counts).max()) > known:

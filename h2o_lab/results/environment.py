@@ -15,7 +15,7 @@ from h2o_lab import __version__
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "transformers", "lm_eval", "numba", "hydra-core")
+PACKAGES = ("torch", "transformers", "lm_eval", "numba", "triton", "hydra-core")
 
 
 def environment(device: "torch.device | str | None" = None) -> dict[str, Any]:
