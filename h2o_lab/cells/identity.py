@@ -37,6 +37,8 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
     """
     recorded = {} if cfg.stats.name == "none" else {"stats": OmegaConf.to_container(cfg.stats, resolve=True)}
     task: dict[str, Any] = OmegaConf.to_container(cfg.task, resolve=True)  # type: ignore[assignment]
+    if task.get("fewshot") == "sampled":
+        del task["fewshot"]  # as it was before there was a choice: finished cells stay known
     return {
         "semantics": SEMANTICS,
         "model": {"content": model, "dtype": cfg.model.dtype, "own_code": cfg.model.trust_remote_code},
