@@ -12,6 +12,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+ADDED_LATER = {"fewshot": "sampled"}
+"""Fields of a task that earlier versions did not have, and the value that stands for what those did."""
+
 
 @dataclass
 class ModelConfig:
