@@ -167,13 +167,13 @@ def test_what_is_recorded_is_read_whole():
 
 
 def test_a_copy_counts_as_what_it_was_copied_from():
-    """Sharing takes no larger batches, and besides the trunk no more memory than the longest question needs."""
+    """Sharing takes no larger batches, and no more memory than the trunk's besides."""
     asked, model = questions(), random_model("llama")
     for batch in Scorer(model, Full(), None, batch_tokens=500).batches(asked):
         assert max(len(unit.prefix) for unit in batch.units) * len(batch.units) <= 500
-    alike = [[Choice((*SHOTS, *draw(i, 9)), draw(i, 5))] for i in range(6)]
+    alike = [[Choice((*SHOTS, i, *draw(i, 8 + 5 * i)), draw(i, 5))] for i in range(6)]
     shared, whole = (scored(alike, Full(), None, model, batch_tokens=500, trunks=on) for on in (True, False))
-    trunk = 3 * 2 * 2 * 8 * 4 * (140 + 9 + 5)
+    trunk = 3 * 2 * 2 * 8 * 4 * len(SHOTS)  # layers, keys and values, KV heads, dimensions, bytes
     assert shared.cost.kv_bytes_reserved == whole.cost.kv_bytes_reserved + trunk
 
 

@@ -248,13 +248,13 @@ def batches_to_score(part: Questions, cfg: Config, plan: Plan, config: Pretraine
 def _scored(part: Questions, cfg: Config, plan: Plan, held: Held) -> Iterator[Batch]:
     policy = plan.policy
     for batch in batches_to_score(part, cfg, plan, held.config):
-        units, trunk = batch.units, batch.trunk
-        once = batch.trunk_tokens * batch.opens
+        units, trunk = batch.units, batch.trunk_tokens
+        once = trunk * batch.opens
         prefixes = [len(unit.prefix) for unit in units]
         seen = [(len(choice.tokens) - 1, unit.k) for unit in units for choice in unit.choices]
-        read = (sum(prefixes) - len(units) * batch.trunk_tokens) * (2 if policy.two_passes else 1) + once
+        read = (sum(prefixes) - len(units) * trunk) * (2 if policy.two_passes else 1) + once
         ks = [unit.k if policy.budgeted else None for unit in units]
-        room = trunk.room if trunk is not None else max(unit.longest for unit in units)
+        room = max(unit.longest for unit in units)
         start = held.held(prefixes, ks) if held.prompt_in_full else room
         reserved = held.reserved(ks, start, start)
         peak = reserved + held.prompt(len(units), room)
@@ -269,8 +269,8 @@ def _scored(part: Questions, cfg: Config, plan: Plan, held: Held) -> Iterator[Ba
             steps=0,
             caps=[k if policy.budgeted else length for length, k in seen],
             entries=[held.entries(length, k if policy.budgeted else None) for length, k in seen],
-            reserved=peak + (held.reserved(ks[:1], room, room) if trunk is not None else 0),
-            sequences=len(units) + (len(seen) if policy.causal else 0) + (trunk is not None),
+            reserved=peak + (held.reserved(ks[:1], trunk, trunk) if trunk else 0),
+            sequences=len(units) + (len(seen) if policy.causal else 0) + bool(trunk),
             once=once,
         )
 

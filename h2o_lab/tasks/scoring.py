@@ -193,7 +193,7 @@ class Scorer:
             self._read = None  # its memory goes before the next takes some
             k = [trunk.k] if self.policy.budgeted else None
             nowhere = torch.zeros(1, len(trunk.tokens), dtype=torch.bool)
-            _, cache = self.reader.start([trunk.tokens], nowhere, k, [trunk.n], capacity=trunk.room)
+            _, cache = self.reader.start([trunk.tokens], nowhere, k, [trunk.n])
             self._read = trunk, cache
         return self._read[1] if self._read is not None else None
 
@@ -201,8 +201,9 @@ class Scorer:
         self, units: list[Unit], wanted: torch.Tensor, trunk: EvictionCache | None = None
     ) -> tuple[torch.Tensor, EvictionCache]:
         """Read the prefixes, or what of them comes behind a trunk: logits where wanted, and the cache."""
+        room = max(unit.longest for unit in units)
         if trunk is not None:
-            cache = trunk.select(torch.zeros(len(units), dtype=torch.int64))
+            cache = trunk.select(torch.zeros(len(units), dtype=torch.int64), room)
             logits = self.reader.go_on([unit.prefix[_seen(trunk) :] for unit in units], wanted, cache)
         else:
             logits, cache = self.reader.start(
@@ -210,7 +211,7 @@ class Scorer:
                 wanted,
                 [unit.k for unit in units] if self.policy.budgeted else None,
                 [unit.n for unit in units],
-                capacity=max(unit.longest for unit in units),
+                capacity=room,
             )
         self._allocated(trunk, cache.kv_bytes_peak)
         return logits, cache

@@ -56,13 +56,11 @@ class Trunk:
     Attributes:
         tokens: shorter than the prefix of each unit.
         k, n: as of a unit, good for all of them.
-        room: tokens of the longest text that grows from it.
     """
 
     tokens: tuple[int, ...]
     k: int
     n: int
-    room: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,8 @@ def batches(units: Sequence[Unit], batch_tokens: int) -> Iterator[Batch]:
 def batches_of_trunks(units: Sequence[Unit], batch_tokens: int, policy: Policy, layers: int) -> Iterator[Batch]:
     """The same behind trunks where units have one, then the others.
 
-    In a batch a unit counts with its trunk, which is copied for it: memory is that of batches without trunks.
+    In a batch a unit counts with its trunk, which is copied for it: memory is that of batches without trunks, and
+    the trunk's own.
 
     Args:
         units: what is to be read.
@@ -120,8 +119,7 @@ def batches_of_trunks(units: Sequence[Unit], batch_tokens: int, policy: Policy, 
         if len(tokens) < BEGINNING or (len(members) - 1) * len(tokens) < WORTH:
             alone += members
             continue
-        first = members[0]
-        trunk = Trunk(tokens, first.k, first.n, max(unit.longest for unit in members))
+        trunk = Trunk(tokens, members[0].k, members[0].n)
         for number, part in enumerate(_split(members, batch_tokens)):
             yield Batch(part, trunk, opens=number == 0)
     yield from batches(alone, batch_tokens)
