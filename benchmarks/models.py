@@ -29,9 +29,11 @@ def packaged_model(threads: int) -> LoadedModel:
     return load_model(ModelConfig(name="smollm2_135m", source="packaged"))
 
 
-def interleaved(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each candidate, run in turn A B C A B C, after one warm-up each."""
-    for run in candidates.values():
+def interleaved(
+    candidates: dict[str, Callable[[], object]], repeats: int, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Seconds of each candidate, run in turn A B C A B C, after one warm-up each unless that was done."""
+    for run in candidates.values() if warm_up else ():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repeats):

@@ -12,6 +12,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+ADDED_LATER = {"fewshot": "sampled"}
+"""Fields of a task that earlier versions did not have, and the value that stands for what those did."""
+
 
 @dataclass
 class ModelConfig:
@@ -74,8 +77,11 @@ class HarnessConfig(TaskConfig):
     kind: str = "harness"
     num_fewshot: int = 5
     """Worked examples put before each question."""
+    fewshot: str = "sampled"
+    """`sampled` (as the task says; by lm-eval's default anew for each question) or `fixed` (the first ones, the
+    same for every question: lm-eval's sampler `first_n`)."""
     fewshot_seed: int = 0
-    """Seed of the choice of these examples (lm-eval's `fewshot_random_seed`)."""
+    """Seed of the choice of these examples (lm-eval's `fewshot_random_seed`); `fixed` draws none."""
     add_bos_token: bool = False
     """Whether the tokenizer adds its special tokens; the published scripts did not."""
     include_path: str | None = None

@@ -110,7 +110,18 @@ def test_what_changes_no_result_changes_no_name(named):
     assert cell == named("budget=0.2", "results_dir=elsewhere", "tracker=none", "resume=false")
     assert cell == named("budget=0.2", "model.device=cpu", "data=folder", "data.dir=x", "model.name=other")
     assert cell == named("budget=0.2", "policy.recent_fraction=0.5"), "the default, said aloud"
+    assert cell == named("budget=0.2", "task.fewshot=sampled")
     assert named("policy=full", "budget=0.2") == named("policy=full", "budget=0.6") == named("policy=full")
+
+
+def test_what_was_stored_before_a_key_was_there_stays_known():
+    register()
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        cfg = compose("config", ["budget=0.2", "task.fewshot=sampled"])
+    new = identity(cfg, Plan(build_policy(cfg.policy), Budget(0.2)), "rows", "weights")
+    OmegaConf.set_struct(cfg, False)
+    del cfg.task.fewshot
+    assert identity(cfg, Plan(build_policy(cfg.policy), Budget(0.2)), "rows", "weights") == new
 
 
 def test_what_changes_a_result_changes_the_name(named):
@@ -124,7 +135,13 @@ def test_what_changes_a_result_changes_the_name(named):
             "seed=1",
         ],
         *["policy=local", "policy.recent_fraction=0.4", "policy.scope=layer", "task=openbookqa", "task.limit=7"],
-        *["task.num_fewshot=0", "task.fewshot_seed=1", "model.dtype=bfloat16", "model.trust_remote_code=true"],
+        *[
+            "task.num_fewshot=0",
+            "task.fewshot=fixed",
+            "task.fewshot_seed=1",
+            "model.dtype=bfloat16",
+            "model.trust_remote_code=true",
+        ],
         "model.device_map=auto",
     ]
     names = [named("budget=0.2"), named("budget=0.2", data="x"), named("budget=0.2", model="x")]

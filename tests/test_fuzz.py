@@ -141,7 +141,7 @@ def place(tmp_path_factory):
 
 
 KEYS = [
-    *["task.limit", "task.num_fewshot", "task.fewshot_seed", "task.batch_tokens"],
+    *["task.limit", "task.num_fewshot", "task.fewshot", "task.fewshot_seed", "task.batch_tokens"],
     *["budget", "budget_tokens", "budget_base", "prefill", "positions", "executor", "seed", "resume"],
     *["policy.recent_fraction", "policy.recent_tokens", "policy.sink_tokens", "policy.pattern", "policy.taper"],
     *["policy.pattern_fraction", "policy.stride", "policy.block", "policy.priority", "policy.scope"],

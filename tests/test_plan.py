@@ -97,6 +97,7 @@ def ran(cell) -> tuple[dict, list[dict]]:
 
 
 PIQA = ["task.num_fewshot=1", "task.batch_tokens=128"]
+FIXED = ["task.fewshot=fixed", "task.num_fewshot=2", "task.batch_tokens=512"]
 SCORED = {
     "the full cache": [*PIQA, "policy=full"],
     "h2o": [*PIQA, "policy=h2o", "budget=0.2"],
@@ -120,6 +121,18 @@ SCORED = {
     "contexts that differ, in full": [
         *["task=winogrande", "task.num_fewshot=0", "policy=h2o", "budget=0.4", "prefill=full"]
     ],
+    "shared examples, the full cache": [*FIXED, "policy=full"],
+    "shared examples, the full cache, prompts in full": [*FIXED, "policy=full", "prefill=full"],
+    "shared examples, entries": [*FIXED, "policy=h2o", "budget_tokens=40"],
+    "shared examples, more entries than tokens": [*FIXED, "policy=h2o", "budget_tokens=1000"],
+    "shared examples, a share": [*FIXED, "policy=h2o", "budget=0.1", "task.limit=16"],
+    "shared examples, a share, prompts in full": [*FIXED, "policy=h2o", "budget=0.1", "prefill=full"],
+    "shared examples, each choice its own budget": [*FIXED, "policy=local", "budget=0.1", "budget_base=sequence"],
+    "shared examples, a pattern": [*FIXED, "policy=strided_h2", "budget_tokens=40"],
+    "shared examples, fewer in later layers": [*FIXED, "policy=spatten_cascade", "budget_tokens=30"],
+    "shared examples, a mask with a companion": [*FIXED, "policy=topk_h2", "budget_tokens=40"],
+    "shared examples, two passes": [*FIXED, "policy=global_h2", "budget=0.1"],
+    "shared examples, recorded": [*FIXED, "policy=h2o", "budget_tokens=40", "stats=attention"],
     "windows": ["task=text", "task.path={}/book.txt", "task.window=100", "policy=h2o", "budget=0.2"],
     "windows that overlap": [
         *["task=text", "task.path={}/book.txt", "task.window=90", "task.stride=40", "task.batch_tokens=200"],
@@ -305,6 +318,14 @@ def test_sums_are_scaled_where_not_all_was_looked_at(given):
     assert part.cost.exact is False
     assert part.cost.tokens == pytest.approx(whole.cost.tokens, rel=0.15)
     assert part.cost.tokens != whole.cost.tokens
+
+
+def test_what_questions_share_is_counted_once_whatever_was_looked_at(given):
+    words = given("task.limit=16", *FIXED, "policy=h2o", "budget_tokens=40")
+    (whole,), (part,) = plan(words), plan(words, 4)
+    (sampled,) = plan([word for word in words if word != "task.fewshot=fixed"])
+    assert part.cost.tokens == pytest.approx(whole.cost.tokens, rel=0.15)
+    assert 2 * whole.cost.tokens < sampled.cost.tokens
 
 
 def test_questions_at_each_depth_are_looked_at(given):

@@ -158,6 +158,14 @@ def test_only_a_full_cache_of_the_same_setting_is_compared_with(tmp_path):
     assert [row[place] for row in rows[1:]] == ["–", "–", "−0.250"]
 
 
+@pytest.mark.parametrize(("fewshot", "compared"), [("sampled", "−0.250"), ("fixed", "–")])
+def test_a_field_that_came_later_does_not_part_what_is_alike(tmp_path, fewshot, compared):
+    cell(tmp_path / "0", [1, 1, 0, 1], policy="full", budget=None)
+    cell(tmp_path / "1", [1, 1, 0, 0], config={"task": {"name": "piqa", "limit": 8, "fewshot": fewshot}})
+    rows = written(tmp_path).tables[0]
+    assert rows[2][rows[0].index("minus full")] == compared
+
+
 def test_the_difference_is_not_paired_where_samples_are_others(tmp_path):
     cell(tmp_path / "0", [1, 1, 0, 1], policy="full", budget=None)
     others = [{"doc_id": i + 1, "acc": value} for i, value in enumerate([1, 1, 0, 0])]

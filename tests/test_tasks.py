@@ -7,11 +7,12 @@ from conftest import random_model
 from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.models.huggingface import HFLM
 from test_run import character_tokenizer
+from test_trunks import common
 
 from h2o_lab.config import DataConfig, HarnessConfig
 from h2o_lab.errors import UserError
 from h2o_lab.policies import H2O, Budget, Full
-from h2o_lab.tasks.harness import evaluate, load
+from h2o_lab.tasks.harness import check, evaluate, load
 from h2o_lab.tasks.scoring import Scorer
 
 PIQA = [{"goal": f"go {i}", "sol1": f"left {i * i}", "sol2": f"right {i}", "label": i % 2} for i in range(24)]
@@ -129,6 +130,55 @@ def test_refused_splits(data, splits, shots, message):
         load(HarnessConfig(name="piqa", num_fewshot=shots), data("piqa", **splits))
 
 
+def contexts(loaded) -> list[str]:
+    """What lm-eval puts before the choices of each question."""
+    firsts = [instance for instance in loaded.task.instances if instance.idx == 0]
+    return [instance.args[0] for instance in sorted(firsts, key=lambda instance: instance.doc_id)]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("piqa", PIQA), ("openbookqa", BOOK), ("winogrande", WINOGRANDE)])
+def test_fixed_examples_are_the_first_for_every_question_and_equal_hflm(data, name, rows):
+    model, tokenizer = random_model("llama"), character_tokenizer()
+    task = HarnessConfig(name=name, num_fewshot=2, fewshot="fixed", limit=8)
+    loaded = load(task, data(name, validation=rows))
+    scorer = Scorer(model, Full(), None)
+    ours = evaluate(loaded, task, scorer, tokenizer)
+    hflm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=3)
+    chosen = {"tasks": {name: loaded.task}, "groups": {}, "group_map": {}}
+    theirs = lm_evaluate(hflm, chosen, limit=8, bootstrap_iters=0)
+    records = sorted(theirs["samples"][name], key=lambda record: record["doc_id"])
+    for record, sample in zip(records, ours.samples, strict=True):
+        answers = [answer[0] for answer in record["filtered_resps"]]
+        assert [c["logprob"] for c in sample["choices"]] == pytest.approx(answers, abs=1e-3)
+    given = contexts(loaded)
+    start = "".join(common(given))
+    assert start.count("\n\n") == 2
+    assert len(set(given)) == 8
+    assert ours.details["fewshot"] | {"from": ""} == {"examples": 2, "choice": "fixed", "seed": 0, "from": ""}
+    longest = max(len(sample["choices"][0]["text"]) for sample in ours.samples)
+    assert ours.tokens_computed < len(start) + 8 * (max(map(len, given)) - len(start) + 2 * longest)
+
+
+def test_examples_are_drawn_anew_for_each_question_by_default(data):
+    task = HarnessConfig(name="piqa", num_fewshot=2, limit=8)
+    loaded = load(task, data("piqa", validation=PIQA))
+    evaluate(loaded, task, Scorer(random_model("llama"), Full(), None), character_tokenizer())
+    assert "".join(common(contexts(loaded))).count("\n\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (HarnessConfig(name="piqa", fewshot="first"), "task.fewshot=first is unknown: .* sampled, fixed"),
+        (HarnessConfig(name="piqa", fewshot="fixed", fewshot_seed=3), "task.fewshot_seed=3 draws nothing"),
+    ],
+)
+def test_refused_ways_to_choose_examples(data, task, message):
+    folder = data("piqa", validation=PIQA)
+    with pytest.raises(UserError, match=message):
+        check(task, folder, Full())
+
+
 def own_task(folder, **fields) -> HarnessConfig:
     """A YAML as lm-eval's users write it, with rows {"q", "a"} of its own."""
     rows = [{"q": f"{word} and then {i}", "a": "the sun"} for i, word in enumerate(("go", "we stay", "it is so"))]
@@ -190,6 +240,22 @@ def test_every_kind_of_task_runs_under_a_budget(tmp_path, kind):
     expected = [max(2, (length + (kind == "loglikelihood_rolling")) // 2) for length in lengths]
     assert found.caps == expected
     assert scorer.budget.base == "prompt"
+
+
+@pytest.mark.parametrize("shots", [1, 2, 3])
+def test_a_question_is_not_among_its_own_examples(tmp_path, shots):
+    """Where examples come from the rows that are asked, lm-eval leaves the question out."""
+    task = own_task(tmp_path, **KINDS["loglikelihood"], fewshot_split="test")
+    task.num_fewshot, task.fewshot = shots, "fixed"
+    if shots == 3:
+        with pytest.raises(UserError, match="task.num_fewshot=3 asks for more examples than the 2 of asks"):
+            load(task, DataConfig(source="hub"))
+        return
+    loaded = load(task, DataConfig(source="hub"))
+    evaluate(loaded, task, Scorer(random_model("llama"), Full(), None), character_tokenizer())
+    assert [context.count("the sun") for context in contexts(loaded)] == [shots] * 3
+    for doc, context in zip(loaded.task.eval_docs, contexts(loaded), strict=True):
+        assert context.count(doc["q"]) == 1
 
 
 def test_a_task_of_your_own(tmp_path):

@@ -110,10 +110,11 @@ class EvictionCache(Cache):
         caps = [state.caps for state in self.states] or [self.caps_for(prompt, layer) for layer in layers]
         return torch.stack([cap.k for cap in caps]).amin(dim=0)
 
-    def select(self, rows: torch.Tensor) -> EvictionCache:
+    def select(self, rows: torch.Tensor, room: int = 0) -> EvictionCache:
         """An independent copy that holds these rows of the batch (int64 [N], may repeat): a fork.
 
-        The copy continues where this cache stands; neither changes the other.
+        The copy continues where this cache stands; neither changes the other. It has slots for `room` entries, or
+        as many as this one where they are more.
         """
         twin = EvictionCache(
             len(self.evicting),
@@ -131,6 +132,8 @@ class EvictionCache(Cache):
         for mine, copy in zip(self.evicting, twin.evicting, strict=True):
             copy.state = mine.state.select(rows) if mine.state is not None else None
             copy.length, copy.rolling = mine.length, mine.rolling
+            if copy.state is not None:
+                copy.state.reserve(room, exactly=True)
         return twin
 
     def fork(self) -> EvictionCache:

@@ -118,14 +118,15 @@ class LayerState:
         """Bytes allocated for keys and values of the whole batch."""
         return self.keys.nbytes + self.values.nbytes
 
-    def reserve(self, slots: int) -> None:
-        """Make room for `slots` entries per head, or k where that is less; grows by a quarter at least."""
+    def reserve(self, slots: int, exactly: bool = False) -> None:
+        """Make room for `slots` entries per head, or k where that is less; grows by a quarter at least, unless no
+        more are expected (`exactly`)."""
         if self.evicted_at is not None and slots > (known := self.evicted_at.shape[2]):
             self.evicted_at = _grow(self.evicted_at, max(slots - known, known // 4), NEVER)
         have, most = self.keys.shape[2], int(self.caps.k.max())
         if min(slots, most) <= have:
             return
-        more = min(max(slots, have + have // 4), most) - have
+        more = min(slots if exactly else max(slots, have + have // 4), most) - have
         self.keys = _grow(self.keys, more, 0)
         self.values = _grow(self.values, more, 0)
         self.positions = _grow(self.positions, more, EMPTY)

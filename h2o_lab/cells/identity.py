@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from h2o_lab.cells.fingerprint import fingerprint, fingerprint_files
+from h2o_lab.config import ADDED_LATER
 from h2o_lab.models.placement import placement
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
         "semantics": SEMANTICS,
         "model": {"content": model, "dtype": cfg.model.dtype, "own_code": cfg.model.trust_remote_code},
         "device": placement(cfg.model),
-        "task": {key: value for key, value in task.items() if key not in PLACES},
+        "task": {key: value for key, value in task.items() if key not in PLACES and ADDED_LATER.get(key) != value},
         "data": data,
         "policy": _policy(plan.policy),
         "budget": dataclasses.asdict(plan.budget) if plan.budget is not None else None,

@@ -16,7 +16,8 @@ from h2o_lab.errors import UserError
 from h2o_lab.memory import kv_bytes
 from h2o_lab.plan.work import Prompts, Questions, Texts, Work, stand_in
 from h2o_lab.tasks import generation, perplexity
-from h2o_lab.tasks.scoring import Choice, Scorer, Unit
+from h2o_lab.tasks.scoring import Scorer
+from h2o_lab.tasks.units import Batch as Scored
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -31,6 +32,7 @@ class Batch:
 
     Attributes:
         read: tokens fed, many in one call; two passes count twice.
+        once: those of them that are fed once, however many questions there are.
         steps: calls that follow, with one token of each sequence.
         caps: the budget k of each sequence, in entries (for the full cache: the tokens fed).
         entries: what each sequence holds at its end, in entries of a head, by layer.
@@ -44,6 +46,7 @@ class Batch:
     entries: list[tuple[int, ...]]
     reserved: int
     sequences: int
+    once: int = 0
 
     @property
     def tokens(self) -> int:
@@ -187,13 +190,14 @@ def cost_of(work: Work, cfg: Config, plan: Plan, config: PretrainedConfig) -> Co
     """
     batches = [batch for part in work.parts for batch in batches_of(part, cfg, plan, config)]
     scale = work.total / work.looked_at
+    once = sum(batch.once for batch in batches)
     caps = [k for batch in batches for k in batch.caps]
     entries = [held for batch in batches for held in batch.entries]
     sizes = [kv_bytes(config, held, 1, cfg.model.dtype) for held in entries]
     return Cost(
         samples=_samples(work, cfg),
-        tokens=round(scale * sum(batch.tokens for batch in batches)),
-        read=round(scale * sum(batch.read for batch in batches)),
+        tokens=once + round(scale * (sum(batch.tokens for batch in batches) - once)),
+        read=once + round(scale * (sum(batch.read for batch in batches) - once)),
         steps=round(scale * sum(batch.steps for batch in batches)),
         k_mean=sum(caps) / len(caps),
         k_min=min(caps),
@@ -221,39 +225,36 @@ def batches_of(
             yield from _predicted(len(text), cast(PerplexityConfig, cfg.task), plan.budget, held)
 
 
-class _Batcher(Scorer):
-    """The batches of a scorer that never runs them."""
+def batches_to_score(part: Questions, cfg: Config, plan: Plan, config: PretrainedConfig) -> list[Scored]:
+    """The prefixes that are read together, and the choices that branch off each.
 
-    def batches(self, questions: Sequence[Sequence[Choice]]) -> list[list[Unit]]:
-        """As they will be scored.
-
-        Raises:
-            UserError: a question is longer than the model's position table.
-        """
-        self._check_lengths(questions)
-        return list(
-            self._batches([unit for i, choices in enumerate(questions) for unit in self._units(i, choices)])
-        )
-
-
-def units_of(part: Questions, cfg: Config, plan: Plan, config: PretrainedConfig) -> list[list[Unit]]:
-    """The prefixes that are read together, and the choices that branch off each."""
+    Raises:
+        UserError: a question is longer than the model's position table.
+    """
     budget = plan.budget
     if part.rolling and budget is not None and budget.fraction is not None:
         budget = replace(budget, base="sequence")
-    batch_tokens = cfg.task.batch_tokens
-    scorer = _Batcher(stand_in(config), plan.policy, budget, cfg.prefill, batch_tokens=batch_tokens)
+    scorer = Scorer(
+        stand_in(config),
+        plan.policy,
+        budget,
+        cfg.prefill,
+        batch_tokens=cfg.task.batch_tokens,
+        trunks=cfg.stats.name == "none",
+    )
     return scorer.batches(part.questions)
 
 
 def _scored(part: Questions, cfg: Config, plan: Plan, held: Held) -> Iterator[Batch]:
     policy = plan.policy
-    for units in units_of(part, cfg, plan, held.config):
+    for batch in batches_to_score(part, cfg, plan, held.config):
+        units, trunk = batch.units, batch.trunk_tokens
+        once = trunk * batch.opens
         prefixes = [len(unit.prefix) for unit in units]
         seen = [(len(choice.tokens) - 1, unit.k) for unit in units for choice in unit.choices]
-        read = sum(prefixes) * (2 if policy.two_passes else 1)
+        read = (sum(prefixes) - len(units) * trunk) * (2 if policy.two_passes else 1) + once
         ks = [unit.k if policy.budgeted else None for unit in units]
-        room = max(len(choice.tokens) for unit in units for choice in unit.choices)
+        room = max(unit.longest for unit in units)
         start = held.held(prefixes, ks) if held.prompt_in_full else room
         reserved = held.reserved(ks, start, start)
         peak = reserved + held.prompt(len(units), room)
@@ -268,8 +269,9 @@ def _scored(part: Questions, cfg: Config, plan: Plan, held: Held) -> Iterator[Ba
             steps=0,
             caps=[k if policy.budgeted else length for length, k in seen],
             entries=[held.entries(length, k if policy.budgeted else None) for length, k in seen],
-            reserved=peak,
-            sequences=len(units) + (len(seen) if policy.causal else 0),
+            reserved=peak + (held.reserved(ks[:1], trunk, trunk) if trunk else 0),
+            sequences=len(units) + (len(seen) if policy.causal else 0) + bool(trunk),
+            once=once,
         )
 
 

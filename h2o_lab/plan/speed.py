@@ -12,7 +12,7 @@ from h2o_lab.attention import EvictionCache
 from h2o_lab.attention.executors import warm_up
 from h2o_lab.cells import Journal
 from h2o_lab.config import Config, PerplexityConfig
-from h2o_lab.plan.cost import Cost, units_of
+from h2o_lab.plan.cost import Cost, batches_to_score
 from h2o_lab.plan.work import Prompts, Questions, Texts, Tokens, Work
 from h2o_lab.tasks import generation
 from h2o_lab.tasks.reader import Reader
@@ -107,7 +107,7 @@ def first_batch(work: Work, cfg: Config, plan: Plan, loaded: LoadedModel) -> Sam
     """What the run reads first: its batches come longest first."""
     part, config, budget = work.parts[0], loaded.model.config, plan.budget
     if isinstance(part, Questions):
-        units = units_of(part, cfg, plan, config)[0]
+        units = batches_to_score(part, cfg, plan, config)[0].units
         ks = [unit.k for unit in units] if plan.policy.budgeted else None
         return Sample([unit.prefix for unit in units], ks, [unit.n for unit in units], False)
     if isinstance(part, Prompts):

@@ -22,7 +22,8 @@ from h2o_lab.errors import UserError
 from h2o_lab.models.sources import label, located
 from h2o_lab.policies import Full
 from h2o_lab.tasks.prompts import Template, draw_examples, encode
-from h2o_lab.tasks.scoring import Choice, Score, Scorer
+from h2o_lab.tasks.scoring import Score, Scorer
+from h2o_lab.tasks.units import Choice
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from h2o_lab.config import ADDED_LATER
 from h2o_lab.results.collect import COLUMNS, flatten
 from h2o_lab.results.store import CONFIG, SAMPLES, STATS
 from h2o_lab.results.table import number, own_overrides
@@ -125,7 +126,9 @@ class Cell:
         task, model = config.get("task"), config.get("model")
         fields, dtype = None, self.record.get("dtype")
         if isinstance(task, Mapping):
-            fields = {key: value for key, value in task.items() if key not in RUN_ONLY}
+            fields = {
+                key: value for key, value in task.items() if key not in RUN_ONLY and ADDED_LATER.get(key) != value
+            }
         if isinstance(model, Mapping):
             dtype = model.get("dtype")
         told = [self.group, self.metric, self.record.get("samples"), self.record.get("content"), fields, dtype]

@@ -43,6 +43,7 @@ FOLDERS = {
 """Where lm-eval defines the paper's tasks: reading one folder takes milliseconds, reading all takes seconds."""
 NO_DEFINITION = ("custom_dataset", "dataset_path", "dataset_kwargs", "metadata", "num_fewshot")
 """Keys of lm-eval's definition that say where rows lie, or are in our own configuration."""
+FEWSHOT = ("sampled", "fixed")
 METRICS = ("acc", "acc_norm", "exact_match", "f1", "mcc")
 
 
@@ -82,6 +83,13 @@ def check(task: HarnessConfig, data: DataConfig, policy: Policy, prefill: str = 
     from h2o_lab.data import load_rows
 
     at_least("task.num_fewshot", task.num_fewshot, 0)
+    if task.fewshot not in FEWSHOT:
+        raise UserError(f"task.fewshot={task.fewshot} is unknown: it must be one of {', '.join(FEWSHOT)}.")
+    if task.fewshot == "fixed" and task.fewshot_seed:
+        raise UserError(
+            f"task.fewshot_seed={task.fewshot_seed} draws nothing with task.fewshot=fixed, which takes the first "
+            "examples: leave it out."
+        )
     rows = load_rows(task.name, data) if not task.include_path else None
     if rows is not None:
         _splits(rows, task)
@@ -103,6 +111,8 @@ def load(task: HarnessConfig, data: DataConfig) -> TaskData:
     else:
         splits = _splits(rows, task)
         built, origin, examples = _build(task, _from_rows(splits)), splits.origin, splits.examples
+    if task.fewshot == "fixed" and task.num_fewshot:
+        _fix_examples(built, task)
     return TaskData(built, origin, examples if task.num_fewshot else "no examples")
 
 
@@ -119,6 +129,25 @@ def _build(task: HarnessConfig, overrides: dict[str, Any]) -> Any:
     entry = manager.task_index[task.name]
     with nullcontext() if overrides else data_access(task.name):
         return TaskFactory().build(entry, overrides=overrides, registry=manager.task_index)
+
+
+def _fix_examples(built: Any, task: HarnessConfig) -> None:
+    """The first examples for every question (but a question itself, where it stands among them).
+
+    Raises:
+        UserError: there are fewer than asked for, or the task has a way of its own.
+    """
+    from lm_eval.api.samplers import get_sampler
+
+    if not hasattr(built, "sampler"):
+        raise UserError(f"task.fewshot=fixed cannot be: {task.name} chooses its examples by code of its own.")
+    examples = list(built.fewshot_docs())
+    enough = len(examples) - (built.fewshot_cfg.split == built.config.test_split)
+    if task.num_fewshot > enough:
+        raise UserError(
+            f"task.num_fewshot={task.num_fewshot} asks for more examples than the {enough} of {task.name}."
+        )
+    built.sampler = get_sampler("first_n")(examples)
 
 
 @dataclass(frozen=True)
@@ -280,7 +309,12 @@ def _evaluation(
         tokens_scored=sum(score.tokens for score in scores) + sum(len(result.tokens) for result, _ in generated),
         seconds=cost.seconds + sum(part.seconds for part in lm.generations),
         details={
-            "fewshot": {"examples": task.num_fewshot, "seed": task.fewshot_seed, "from": data.fewshot_from},
+            "fewshot": {
+                "examples": task.num_fewshot,
+                "choice": task.fewshot,
+                "seed": task.fewshot_seed,
+                "from": data.fewshot_from,
+            },
         },
     )
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from h2o_lab.errors import UserError
 from h2o_lab.progress import progress
 from h2o_lab.tasks.generation import Generated, Generations, Sampling, check_generates, generate_all
-from h2o_lab.tasks.scoring import Choice, Score, Scorer
+from h2o_lab.tasks.scoring import Score, Scorer
+from h2o_lab.tasks.units import Choice
 
 Key = tuple[str, int, int]
 """Task, document, index of the request."""

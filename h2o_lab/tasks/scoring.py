@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations under an eviction policy, with every shared context run once.
+"""Log-likelihoods of continuations under an eviction policy, with every shared beginning run once.
 
 Knows tokens and models; nothing about benchmarks.
 """
@@ -19,21 +19,10 @@ from h2o_lab.cells import Journal, fingerprint
 from h2o_lab.errors import UserError
 from h2o_lab.policies import Budget, Policy
 from h2o_lab.tasks.reader import Reader
+from h2o_lab.tasks.units import Batch, Choice, Trunk, Unit, batches, batches_of_trunks, common_prefix, may_share
 
 if TYPE_CHECKING:
     from h2o_lab.stats import Recorder
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One continuation of one context, as token ids; neither is empty."""
-
-    context: tuple[int, ...]
-    continuation: tuple[int, ...]
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.context + self.continuation
 
 
 @dataclass(frozen=True)
@@ -66,22 +55,6 @@ class Cost:
     kv_bytes_reserved: int = 0
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A prefix that is run once, and the choices that branch off it; `key` says which choices they are."""
-
-    prefix: tuple[int, ...]
-    choices: tuple[Choice, ...]
-    key: tuple[tuple[int, int], ...]
-    k: int
-    n: int
-    """The tokens that a fractional budget counts."""
-
-    @property
-    def longest_branch(self) -> int:
-        return max(len(choice.tokens) for choice in self.choices) - len(self.prefix) - 1
-
-
 @dataclass
 class Scorer:
     """Scores questions, each a list of choices, under one policy and budget.
@@ -95,9 +68,11 @@ class Scorer:
         positions: `original` or `rolling` (see `eviction_attention`).
         executor: see `attend`.
         seed: seed of policies that draw.
-        batch_tokens: upper bound on the padded tokens of one forward pass (one unit is always run).
+        batch_tokens: upper bound on the padded tokens of one forward pass (one unit is always run), what was read
+            before them and is copied for them included.
         journal: remembers what has been scored; see `h2o_lab.cells`.
-        recorder: see `Reader`.
+        recorder: see `Reader`; each text is then read from its beginning.
+        trunks: whether what questions share is read once, where that is exact.
     """
 
     model: PreTrainedModel
@@ -110,11 +85,13 @@ class Scorer:
     batch_tokens: int = 2048
     journal: Journal = field(default_factory=Journal)
     recorder: Recorder | None = None
+    trunks: bool = True
     cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
         how = (self.prefill, self.positions, self.executor, self.seed)
         self.reader = Reader(self.model, self.policy, *how, self.journal, self.recorder)
+        self._read: tuple[Trunk, EvictionCache] | None = None
 
     def score(
         self, questions: Sequence[Sequence[Choice]], advance: Callable[[int], None] = lambda choices: None
@@ -124,30 +101,48 @@ class Scorer:
         Raises:
             UserError: a text is longer than the model's position table, or the model's numbers are not finite.
         """
-        self._check_lengths(questions)
-        units = [unit for index, choices in enumerate(questions) for unit in self._units(index, choices)]
         scores: dict[tuple[int, int], Score] = {}
         with self.reader.open():
-            for batch in self._batches(units):
-                keys = [key for unit in batch for key in unit.key]
+            for batch in self.batches(questions):
+                keys = [key for unit in batch.units for key in unit.key]
                 scores.update(zip(keys, self._remembered(batch), strict=True))
                 advance(len(keys))
+        self._read = None
         self.cost.tokens_computed = self.reader.tokens
         return [[scores[i, j] for j in range(len(choices))] for i, choices in enumerate(questions)]
 
-    def _remembered(self, batch: list[Unit]) -> list[Score]:
-        """The scores of a batch: from the journal, or computed and noted there."""
+    def batches(self, questions: Sequence[Sequence[Choice]]) -> list[Batch]:
+        """What is read at once, in this order.
+
+        Raises:
+            UserError: a text is longer than the model's position table.
+        """
+        self._check_lengths(questions)
+        units = [unit for index, choices in enumerate(questions) for unit in self._units(index, choices)]
+        if not self.trunks or self.recorder is not None or not may_share(self.policy, self.prefill):
+            return list(batches(units, self.batch_tokens))
+        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        return list(batches_of_trunks(units, self.batch_tokens, self.policy, layers))
+
+    def _remembered(self, batch: Batch) -> list[Score]:
+        """The scores of a batch: from the journal, or computed and noted there.
+
+        The first batch of a trunk counts its tokens, also where a later process has to read it again.
+        """
         journal, before = self.reader.journal, self.reader.tokens
-        texts = [[u.prefix, [[c.context, c.continuation] for c in u.choices], u.k, u.n] for u in batch]
-        key = fingerprint("scores", texts)
+        texts = [[u.prefix, [[c.context, c.continuation] for c in u.choices], u.k, u.n] for u in batch.units]
+        behind = [[batch.trunk_tokens, batch.opens]] if batch.trunk is not None else []
+        key = fingerprint("scores", texts, *behind)
         noted = journal.recall(key)
         if noted is None:
             start = time.perf_counter()
-            scores = self._run(batch) if self.policy.causal else self._run_whole(batch)
+            trunk = self._trunk(batch.trunk)
+            own = self.reader.tokens
+            scores = self._run(batch.units, trunk) if self.policy.causal else self._run_whole(batch.units)
             noted = {
                 "scores": [asdict(score) for score in scores],
                 "seconds": time.perf_counter() - start,
-                "tokens": self.reader.tokens - before,
+                "tokens": self.reader.tokens - own + batch.trunk_tokens * batch.opens,
                 "kv_bytes_reserved": self.cost.kv_bytes_reserved,
             }
             journal.note(key, noted)
@@ -175,7 +170,7 @@ class Scorer:
             groups.setdefault(j if per_choice else choice.context if whole_prompts else None, []).append(j)
         longest_prompt = max(len(choice.context) for choice in choices)
         for members in groups.values():
-            prefix = _common_prefix([choices[j] for j in members])
+            prefix = common_prefix([choices[j] for j in members])
             parts = [members] if prefix else [[j] for j in members]
             for part in parts:
                 first = choices[part[0]]
@@ -190,36 +185,46 @@ class Scorer:
                     sequence if by_sequence else prompt,
                 )
 
-    def _batches(self, units: list[Unit]) -> Iterator[list[Unit]]:
-        """Units of similar length together, longest first, within `batch_tokens`."""
-        batch: list[Unit] = []
-        for unit in sorted(units, key=lambda u: (-len(u.prefix), u.key)):
-            grown = [*batch, unit]
-            padded = len(grown[0].prefix) * len(grown)
-            branches = sum(len(u.choices) for u in grown) * max(u.longest_branch for u in grown)
-            if batch and max(padded, branches) > self.batch_tokens:
-                yield batch
-                grown = [unit]
-            batch = grown
-        if batch:
-            yield batch
+    def _trunk(self, trunk: Trunk | None) -> EvictionCache | None:
+        """The cache behind a trunk; kept for the next batch."""
+        if trunk is None:
+            self._read = None
+        elif self._read is None or self._read[0] is not trunk:
+            self._read = None  # its memory goes before the next takes some
+            k = [trunk.k] if self.policy.budgeted else None
+            nowhere = torch.zeros(1, len(trunk.tokens), dtype=torch.bool)
+            _, cache = self.reader.start([trunk.tokens], nowhere, k, [trunk.n])
+            self._read = trunk, cache
+        return self._read[1] if self._read is not None else None
 
-    def _start(self, units: list[Unit], wanted: torch.Tensor) -> tuple[torch.Tensor, EvictionCache]:
-        """Read the prefixes: logits where wanted, and the cache."""
-        logits, cache = self.reader.start(
-            [unit.prefix for unit in units],
-            wanted,
-            [unit.k for unit in units] if self.policy.budgeted else None,
-            [unit.n for unit in units],
-            capacity=max(len(choice.tokens) for unit in units for choice in unit.choices),
-        )
-        self.cost.kv_bytes_reserved = max(self.cost.kv_bytes_reserved, cache.kv_bytes_peak)
+    def _start(
+        self, units: list[Unit], wanted: torch.Tensor, trunk: EvictionCache | None = None
+    ) -> tuple[torch.Tensor, EvictionCache]:
+        """Read the prefixes, or what of them comes behind a trunk: logits where wanted, and the cache."""
+        room = max(unit.longest for unit in units)
+        if trunk is not None:
+            cache = trunk.select(torch.zeros(len(units), dtype=torch.int64), room)
+            logits = self.reader.go_on([unit.prefix[_seen(trunk) :] for unit in units], wanted, cache)
+        else:
+            logits, cache = self.reader.start(
+                [unit.prefix for unit in units],
+                wanted,
+                [unit.k for unit in units] if self.policy.budgeted else None,
+                [unit.n for unit in units],
+                capacity=room,
+            )
+        self._allocated(trunk, cache.kv_bytes_peak)
         return logits, cache
 
-    def _run(self, units: list[Unit]) -> list[Score]:
-        lengths = torch.tensor([len(unit.prefix) for unit in units])
+    def _allocated(self, trunk: EvictionCache | None, size: int) -> None:
+        """So many bytes are there at the same time, besides a trunk."""
+        size += trunk.kv_bytes_reserved if trunk is not None else 0
+        self.cost.kv_bytes_reserved = max(self.cost.kv_bytes_reserved, size)
+
+    def _run(self, units: list[Unit], trunk: EvictionCache | None) -> list[Score]:
+        lengths = torch.tensor([len(unit.prefix) for unit in units]) - _seen(trunk)
         ends = torch.arange(int(lengths.max())) == lengths[:, None] - 1
-        logits, cache = self._start(units, ends)
+        logits, cache = self._start(units, ends, trunk)
 
         owner = torch.tensor([i for i, unit in enumerate(units) for _ in unit.choices])
         choices = [choice for unit in units for choice in unit.choices]
@@ -232,8 +237,7 @@ class Scorer:
         matches = torch.where(scored, greedy, True)
         if max(len(rest) for rest in rests) > 1:
             self._follow(rests, choices, branches, totals, matches)
-        together = cache.kv_bytes_reserved + branches.kv_bytes_reserved
-        self.cost.kv_bytes_reserved = max(self.cost.kv_bytes_reserved, together)
+        self._allocated(trunk, cache.kv_bytes_reserved + branches.kv_bytes_reserved)
         return self._scores(units, owner.tolist(), choices, totals, matches, branches)
 
     def _run_whole(self, units: list[Unit]) -> list[Score]:
@@ -283,14 +287,8 @@ class Scorer:
             _add_up(logits, torch.tensor(targets), wanted, totals, matches)
 
 
-def _common_prefix(choices: list[Choice]) -> tuple[int, ...]:
-    """Longest common prefix of the choices' tokens, within every context."""
-    shortest = min(len(choice.context) for choice in choices)
-    first, *others = (choice.tokens for choice in choices)
-    length = 0
-    while length < shortest and all(other[length] == first[length] for other in others):
-        length += 1
-    return first[:length]
+def _seen(trunk: EvictionCache | None) -> int:
+    return int(trunk.seen) if trunk is not None else 0
 
 
 def _add_up(logits, targets, wanted: torch.Tensor, totals: torch.Tensor, matches: torch.Tensor) -> None:
