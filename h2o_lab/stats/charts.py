@@ -82,7 +82,7 @@ def tail(ax: Axes, values: DataFrame, layers: DataFrame, shown: int = 4) -> None
             ax.plot(x, law["tail"] / law["values"] * (x / law["xmin"]) ** (1 - law["alpha"]), color=colour)
         ax.plot([], [], color=colour, label=label)
     ax.set(xscale="log", yscale="log", xlabel="accumulated attention (mean 1)", ylabel="share of tokens above")
-    ax.set_ylim(bottom=0.5 / max(1, len(values) / len(fitted)))
+    ax.set_ylim(0.5 / max(1, len(values) / len(fitted)), 100)  # room for the legend
     ax.legend(loc="upper right")
 
 
