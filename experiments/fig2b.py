@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from experiments.driver import Experiment, main
-from experiments.recorded import PAPER, panels, table
+from experiments.recorded import NEEDS, PAPER, panels, table
 from h2o_lab.stats import charts
 
 LEAST = 5
@@ -48,7 +48,7 @@ def _words(ax: Axes, tokens: pd.DataFrame, attention: pd.Series, label: str, col
         ax.annotate(text, where, xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
 
 
-EXPERIMENT = Experiment("fig2b", __doc__, draw=draw, paper=PAPER)
+EXPERIMENT = Experiment("fig2b", __doc__, draw=draw, paper=PAPER, needs=NEEDS, scored=False)
 
 if __name__ == "__main__":
     main(EXPERIMENT)
