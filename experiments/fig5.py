@@ -39,18 +39,16 @@ def draw(frame: pd.DataFrame) -> Figure:
     axes = figure.subplots(2, len(curves), sharex="col", height_ratios=(3, 1), squeeze=False)
     for ((model, title), books), (above, below) in zip(curves.items(), axes.T, strict=True):
         for run, book in books:
-            lengths = book["tokens"].diff().fillna(book["tokens"].iloc[0] - 1)
-            whole = np.exp(np.average(np.log(book["perplexity"]), weights=lengths))
             points = book.assign(nats=np.log(book["perplexity"])).groupby((book["tokens"] - 1) // STRETCH)
             position = points["tokens"].max()
             line = LINES[budgets.index(run["kept"]) % len(LINES)]
             style = {"color": look(run["policy"]).colour, "linestyle": line}
-            label = f"{run['policy']}, {run['kept']}: {whole:.1f}"
+            label = f"{run['policy']}, {run['kept']}: {run['perplexity']:.1f}"
             above.plot(position, np.exp(points["nats"].mean()), label=label, **style)
             below.plot(position, points["process_bytes"].max() / 2**20, **style)
         above.set_title(f"{model}, {title}")
         above.set_ylabel(f"perplexity of {STRETCH:,} tokens")
-        above.legend(title="policy, cache: perplexity of the whole book")
+        above.legend(title="policy, cache: perplexity of all that the run read")
         below.set_ylabel("process, MiB")
         below.set_ylim(bottom=0)
         below.set_xlabel("position, tokens")

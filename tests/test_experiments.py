@@ -276,6 +276,38 @@ def test_an_unknown_metric_is_named(cells, tmp_path, monkeypatch):
     assert said[0].startswith(f"--metric=f1 is not in {folder}")
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "sentence"),
+    [
+        (
+            "table2",
+            ["policy=h2o", "policy.recent_fraction=0.1,0.9"],
+            "recent_fraction=0.1 and policy.recent_fraction=",
+        ),
+        ("fig4", ["seed=0,1"], "would show seed=0 and seed=1 at one place"),
+        ("fig4", ["policy=full", "positions=original,rolling"], "positions=original and positions=rolling"),
+        ("fig4", ["model=local", "model.path=a/final,b/final"], "model.path=a/final and model.path=b/final"),
+        ("heavy_count", ["policy.recent_tokens=16,32"], "policy.recent_tokens=16 and policy.recent_tokens=32"),
+        ("heavy_count", ["budget_tokens=null", "budget=0.2"], "heavy_count needs budget=null, and not budget=0.2"),
+        ("split", ["policy=h2o,h2o_mean"], "policy=h2o and policy=h2o_mean"),
+        ("fig6_7", ["task=xsum,cnn_dm"], "task=xsum and task=cnn_dm"),
+        ("occupancy", ["budget=0.1,0.2"], "budget=0.1 and budget=0.2"),
+        ("fig2b", ["stats=none"], "fig2b needs stats=attention, and not stats=none"),
+        ("fig5", ["task.mode=windowed"], "fig5 needs task.mode=streaming, and not task.mode=windowed"),
+        ("needle", ["--metric", "accuracy"], "--metric=accuracy has no effect"),
+        ("fig4", ["--out", __file__], f"--out={__file__} cannot be made"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_anything_is_run(name, words, sentence, monkeypatch, tmp_path):
+    said = said_by(monkeypatch)
+    started = Runs(monkeypatch, 0)
+    with pytest.raises(SystemExit) as ended:
+        main(experiment(name), ["--run", "--results", str(tmp_path), *words])
+    assert (ended.value.code, started.commands) == (2, [])
+    assert sentence in said[0]
+    assert "\n" not in said[0]
+
+
 class Runs:
     """Stands for the processes that `--run` starts."""
 

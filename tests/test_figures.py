@@ -42,7 +42,7 @@ def test_a_heat_map_has_depths_across_and_the_smallest_budget_below(needles):
 
 def test_the_curve_of_a_book_is_the_mean_loss_of_each_stretch(tmp_path):
     samples = [
-        {"tokens": (i + 1) * 1000, "perplexity": value, "process_bytes": 2**20 * (100 + i)}
+        {"title": "Emma", "tokens": (i + 1) * 1000, "perplexity": value, "process_bytes": 2**20 * (100 + i)}
         for i, value in enumerate([10, 10, 10, 10, 10, 2, 8, 4, 4, 4])
     ]
     told = {"task": "pg19", "policy": "streaming", "budget": None, "budget_tokens": 256}
@@ -52,4 +52,31 @@ def test_the_curve_of_a_book_is_the_mean_loss_of_each_stretch(tmp_path):
     assert line.get_xdata().tolist() == [5000, 10000]
     np.testing.assert_allclose(line.get_ydata(), [10, 4])
     assert below.lines[0].get_ydata().tolist() == [104, 109]
-    assert line.get_label() == "streaming, k = 256: 6.0"
+    assert line.get_label() == "streaming, 256 tokens: 6.0"
+
+
+def test_every_book_and_model_has_its_own_panels(tmp_path):
+    samples = [
+        {"title": title, "tokens": (i + 1) * 1000, "perplexity": value, "process_bytes": 2**20}
+        for title, value in (("Emma", 3), ("Persuasion", 5))
+        for i in range(5)
+    ]
+    for number, model in enumerate(("a/small", "large")):
+        told = {"model": model, "task": "pg19", "policy": "streaming", "budget": 0.2}
+        stored(tmp_path / str(number), samples, metrics={"perplexity": 4.0}, **told)
+    above = fig5.draw(load(tmp_path)).axes[:4]
+    assert sorted((ax.get_title(), ax.lines[0].get_ydata().round(6).tolist()) for ax in above) == [
+        ("large, Emma", [3]),
+        ("large, Persuasion", [5]),
+        ("small, Emma", [3]),
+        ("small, Persuasion", [5]),
+    ]
+    assert {len(ax.lines) for ax in above} == {1}
+
+
+def test_numbers_of_tokens_are_budgets_too(tmp_path):
+    for tokens in (16, 128):
+        metrics = {"accuracy_at_0": 0.5}
+        stored(tmp_path / str(tokens), budget=None, budget_tokens=tokens, metrics=metrics)
+    labels = maps(load(tmp_path)).axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == ["128 tokens", "16 tokens"]
