@@ -145,7 +145,7 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
         "--scale",
         choices=SCALES,
         default="small",
-        help="small: a 135M model and packaged questions (default); paper: the paper's models and all questions",
+        help="small: a 135M model, packaged questions (default); paper: the paper's models and data, see below",
     )
     made.add_argument("--metric", help="what is shown (default acc_norm where a task has it, else the main metric)")
     return made

@@ -1,9 +1,11 @@
 """Heat maps of depths and curves of a book, out of stored results."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import fig5
+from experiments.fig2b import partial
 from experiments.heat import maps
 from h2o_lab.results import load, open_result
 
@@ -72,6 +74,17 @@ def test_every_book_and_model_has_its_own_panels(tmp_path):
         ("small, Persuasion", [5]),
     ]
     assert {len(ax.lines) for ax in above} == {1}
+
+
+def test_a_correlation_at_equal_count_is_that_of_what_the_count_leaves():
+    draw = np.random.default_rng(0)
+    count = pd.Series(draw.normal(size=2000))
+    x, y = count + draw.normal(size=2000), count + draw.normal(size=2000)
+    assert x.corr(y, "spearman") > 0.4
+    assert abs(partial(x, y, count)) < 0.05
+    ranks = pd.DataFrame({"x": x, "y": y}).rank()
+    left = [ranks[name] - np.polyval(np.polyfit(count.rank(), ranks[name], 1), count.rank()) for name in ranks]
+    assert partial(x, y, count) == pytest.approx(np.corrcoef(*left)[0, 1])
 
 
 def test_numbers_of_tokens_are_budgets_too(tmp_path):
