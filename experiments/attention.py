@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.driver import Experiment, main
-from experiments.recorded import PAPER, panels, table
+from experiments.recorded import NEEDS, PAPER, panels, table
 from h2o_lab.stats import charts
 
 
@@ -27,7 +27,7 @@ def _row(run: dict[str, Any], axes: list[Any]) -> None:
     charts.tail(axes[3], table(run, "values"), table(run, "layers"))
 
 
-EXPERIMENT = Experiment("attention", __doc__, draw=draw, paper=PAPER)
+EXPERIMENT = Experiment("attention", __doc__, draw=draw, paper=PAPER, needs=NEEDS, scored=False)
 
 if __name__ == "__main__":
     main(EXPERIMENT)

@@ -12,12 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
+from experiments.cells import SHOTS
 from experiments.paper import numbers
-from experiments.scores import CHANCE, METRICS, TASKS, is_share
+from experiments.scores import CHANCE, METRICS, TASKS, in_percent
 from experiments.tables import count, model_name
+from h2o_lab.errors import UserError
 from h2o_lab.results.look import OTHERS, Look, look, rank
 
 BUDGET = "KV cache budget, % of the prompt"
+TOKENS = "KV cache budget, tokens"
 DODGE = 0.006
 """Between the points of two lines at the same place, as a share of the axis: bars are told apart."""
 MARGIN = 0.03
@@ -35,9 +38,17 @@ def by_budget(frame: pd.DataFrame, *where: str) -> Figure:
 
     Args:
         frame: rows of an experiment.
-        where: the paper's tables whose numbers are drawn as hollow points.
+        where: the paper's tables whose numbers are drawn as hollow points, where budgets are shares.
+
+    Raises:
+        UserError: budgets are shares of some cells, and numbers of tokens of others.
     """
-    return curves(frame.assign(x=100 * frame["budget"].astype(float)), BUDGET, where=where)
+    shares, tokens = frame["budget"].astype(float), frame["budget_tokens"].astype(float)
+    if tokens.isna().all():
+        return curves(frame.assign(x=100 * shares), BUDGET, where=where)
+    if shares.notna().any():
+        raise UserError("shares and numbers of tokens are no one axis: give budget or budget_tokens.")
+    return curves(frame.assign(x=tokens), TOKENS)
 
 
 def curves(
@@ -56,9 +67,15 @@ def curves(
         line: the column whose values are lines.
         label: their names in the legend.
         where: as of `by_budget`.
+
+    Raises:
+        UserError: a cell has no place on the axis.
     """
-    shots = frame.get("fewshot.examples", pd.Series(dtype=float))
-    downs = ["model"] + (["fewshot.examples"] if shots.nunique() > 1 else [])
+    lost = frame[(frame["policy"] != "full") & ~np.isfinite(frame["x"])]
+    if len(lost):
+        raise UserError(f"{lost['path'].iloc[0]} cannot be drawn: it has no {xlabel}.")
+    frame = frame.assign(**{SHOTS: frame[SHOTS].astype(float).fillna(0)})
+    downs = ["model"] + ([SHOTS] if frame[SHOTS].nunique() > 1 else [])
     rows = list(dict.fromkeys(frame[downs].itertuples(index=False, name=None)))
     tasks = list(dict.fromkeys(frame["task"]))
     looks = _looks(frame[frame["policy"] != "full"], line)
@@ -78,14 +95,15 @@ def curves(
                 continue
             _lines(ax, cells, line, looks, label)
             _levels(ax, cells, task)
-            _papers(ax, task, cells["fewshot.examples"].iloc[0] if where else 0, looks, where)
+            _papers(ax, task, cells[SHOTS].iloc[0], looks, where)
             metric = METRICS.get(cells["metric"].iloc[0], cells["metric"].iloc[0])
             ax.set_title(f"{TASKS.get(task, task)}, {metric}, n = {count(cells['samples'])}")
         for ax in beside[max(0, len(tasks) - across) : len(tasks)]:
             ax.tick_params(labelbottom=True)
         for ax in beside[: len(tasks) : across]:
             ax.set_ylabel(_ylabel(row, here["metric"]))
-    right = max(ax.dataLim.x1 for ax in figure.axes)
+    ends = [float(ax.dataLim.x1) for ax in figure.axes]
+    right = max([end for end in ends if math.isfinite(end)], default=1.0)
     axes[0, 0].set_xlim(-MARGIN * right, (1 + MARGIN) * right)
     if len(tasks) > 1:
         figure.supxlabel(xlabel, fontsize="medium")
@@ -110,7 +128,7 @@ def _levels(ax: Axes, cells: pd.DataFrame, task: str) -> None:
         ax.axhline(cell["score"], color="black", linewidth=1, label="full cache, 95 % band", zorder=1)
         if np.isfinite(cell["low"]):
             ax.axhspan(cell["low"], cell["high"], color="black", alpha=0.07, linewidth=0, zorder=0)
-    if task in CHANCE and is_share(cells["metric"].iloc[0]):
+    if task in CHANCE and in_percent(cells["metric"].iloc[0]):
         ax.axhline(CHANCE[task], color="#777777", linewidth=1, linestyle=(0, (1, 2)), label="chance", zorder=1)
 
 
@@ -134,12 +152,12 @@ def _lines(ax: Axes, cells: pd.DataFrame, line: str, looks: dict[Any, Look], lab
 
 
 def _papers(ax: Axes, task: str, shots: float, looks: dict[Any, Look], where: Sequence[str]) -> None:
-    """The paper's numbers at this many examples, hollow."""
+    """The paper's numbers at this many examples, hollow: of one model, else those without one."""
     found = numbers(*where)
-    found = found[(found["task"] == task) & (found["shots"] == shots) & (found["model"] == PAPER_MODEL)]
+    found = found[(found["task"] == task) & (found["shots"] == shots) & found["policy"].isin([*looks, "full"])]
+    model = PAPER_MODEL if (found["model"] == PAPER_MODEL).any() else ""
+    found = found[found["model"] == model]
     for number in found.itertuples():
-        if number.policy != "full" and number.policy not in looks:
-            continue
         style = look(str(number.policy))
         ax.plot(
             100 if number.policy == "full" else 100 * float(str(number.budget)),
@@ -153,11 +171,11 @@ def _papers(ax: Axes, task: str, shots: float, looks: dict[Any, Look], where: Se
         )
     if len(found):
         hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
-        ax.plot([], [], label=f"paper, {PAPER_MODEL} (hollow)", color="#777777", **hollow)
+        ax.plot([], [], label=f"paper{', ' if model else ''}{model} (hollow)", color="#777777", **hollow)
 
 
 def _ylabel(row: Sequence[Any], metrics: pd.Series) -> str:
-    what = "accuracy, %" if metrics.map(is_share).all() else METRICS.get(metrics.iloc[0], metrics.iloc[0])
+    what = "accuracy, %" if metrics.map(in_percent).all() else METRICS.get(metrics.iloc[0], metrics.iloc[0])
     examples = [f"{row[1]:.0f} example{'' if row[1] == 1 else 's'}"] if len(row) > 1 else []
     return f"{', '.join([model_name(row[0]), *examples])}\n{what}"
 

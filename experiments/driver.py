@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.cells import Selection, expected, references, select
+from experiments.checks import SHOWN, check_cells
 from experiments.drawing import provenance, save
 from experiments.scores import scored
 from experiments.tables import Shown, as_markdown, as_rich
@@ -47,6 +49,9 @@ class Experiment:
         table: makes the table from the same rows.
         paper: overrides that make the small preset the paper's experiment.
         reference: whether the full cache belongs to it besides, for presets that sweep fields it does not have.
+        shows: what tells cells apart in it.
+        needs: overrides without which there is nothing to draw, with the full name of the key.
+        scored: whether it shows the score, so that another metric can be chosen.
     """
 
     name: str
@@ -55,6 +60,9 @@ class Experiment:
     table: Callable[[pd.DataFrame], Shown] | None = None
     paper: tuple[str, ...] = ()
     reference: bool = False
+    shows: tuple[str, ...] = SHOWN
+    needs: tuple[str, ...] = ()
+    scored: bool = True
 
     def overrides(self, scale: str, given: Sequence[str]) -> list[str]:
         """What describes the cells, as for `python -m h2o_lab.run -m`."""
@@ -72,25 +80,44 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> None:
     place = [f"results_dir={folders[0]}"] if asked.results else []
     try:
         overrides = experiment.overrides(asked.scale, asked.overrides)
+        if asked.metric and not experiment.scored:
+            raise UserError(f"--metric={asked.metric} has no effect: {experiment.name} does not show the score.")
         sweep = expected(overrides)
+        check_cells(sweep, experiment.name, experiment.needs, experiment.shows)
         besides = references(sweep) if experiment.reference else []
+        check_cells(besides, experiment.name, (), experiment.shows)
         command = [*RUN, "-m", *overrides, *place]
         code = 0
         found = select([*sweep, *besides], *folders)
         if asked.run:
+            _make(Path(asked.out))
             missing = {cell.key for cell in found.missing}
             commands = [command] if missing & {cell.key for cell in sweep} else []
             commands += [[*RUN, *cell.overrides, *place] for cell in besides if cell.key in missing]
             code = max((_run(words) for words in commands), default=0)
             found = select([*sweep, *besides], *folders)
         _tell(experiment, found, folders, asked)
-        frame = scored(found.frame, asked.metric)
-        files = _write(experiment, frame, Path(asked.out))
+        _make(Path(asked.out))
+        files = _write(experiment, scored(found.frame, asked.metric), Path(asked.out))
     except (UserError, HydraException) as error:
         log.complain(" ".join(str(error).partition("Config search path")[0].split()))
         sys.exit(2)
     logger.info("written: %s", ", ".join(map(str, files)))
     sys.exit(code)
+
+
+def _make(folder: Path) -> None:
+    """The folder of the files, before anything slow starts.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out={folder} cannot be made: {error.strerror}; name a folder.") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--out={folder} cannot be written: name another folder.")
 
 
 def _run(words: list[str]) -> int:
@@ -118,7 +145,7 @@ def _parser(experiment: Experiment) -> argparse.ArgumentParser:
         "--scale",
         choices=SCALES,
         default="small",
-        help="small: a 135M model and packaged questions (default); paper: the paper's models and all questions",
+        help="small: a 135M model, packaged questions (default); paper: the paper's models and data, see below",
     )
     made.add_argument("--metric", help="what is shown (default acc_norm where a task has it, else the main metric)")
     return made
@@ -158,7 +185,6 @@ def _write(experiment: Experiment, frame: pd.DataFrame, folder: Path) -> list[Pa
             files += save(experiment.draw(frame), folder, experiment.name)
     if experiment.table is not None:
         shown = experiment.table(frame)
-        folder.mkdir(parents=True, exist_ok=True)
         markdown, csv = folder / f"{experiment.name}.md", folder / f"{experiment.name}.csv"
         markdown.write_text(f"{as_markdown(shown)}\n<!-- {provenance(experiment.name)} -->\n", encoding="utf-8")
         shown.numbers.to_csv(csv, index=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.cells import SHOTS
 from experiments.curves import curves
 from experiments.driver import Experiment, main
 
@@ -17,7 +18,8 @@ HELD = "kv_bytes.resident_mean"
 
 def draw(frame: pd.DataFrame) -> Figure:
     """The score over the KV cache that a text holds at its end, relative to that of the full cache."""
-    keys = ["model", "task", "fewshot.examples"]
+    keys = ["model", "task", SHOTS]
+    frame = frame.assign(**{SHOTS: frame[SHOTS].astype(float).fillna(0)})
     full = frame[frame["policy"] == "full"].drop_duplicates(keys).set_index(keys)[HELD]
     whole = pd.Series([full.get(tuple(row), float("nan")) for row in frame[keys].to_numpy()], frame.index)
     held = frame.assign(x=100 * frame[HELD] / whole)

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.driver import Experiment, main
-from experiments.recorded import PAPER, panels, table
+from experiments.recorded import NEEDS, PAPER, panels, table
 from h2o_lab.stats.charts import BLACK, BLUE, GREEN, ORANGE
 
 TICKS = (0, 0.2, 0.4, 0.6, 0.8, 1)
@@ -48,7 +48,7 @@ def _row(run: dict[str, Any], axes: list[Any]) -> None:
     axes[2].legend(**LEGEND | {"ncols": 2})
 
 
-EXPERIMENT = Experiment("fig10", __doc__, draw=draw, paper=PAPER)
+EXPERIMENT = Experiment("fig10", __doc__, draw=draw, paper=PAPER, needs=NEEDS, scored=False)
 
 if __name__ == "__main__":
     main(EXPERIMENT)

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.driver import Experiment, main
-from experiments.recorded import PAPER, panels, table
+from experiments.recorded import NEEDS, PAPER, panels, table
 from h2o_lab.stats import charts
 
 
@@ -24,7 +24,7 @@ def _row(run: dict[str, Any], axes: list[Any]) -> None:
     charts.sparsity(axes[0], table(run, "heads"))
 
 
-EXPERIMENT = Experiment("fig2a", __doc__, draw=draw, paper=PAPER)
+EXPERIMENT = Experiment("fig2a", __doc__, draw=draw, paper=PAPER, needs=NEEDS, scored=False)
 
 if __name__ == "__main__":
     main(EXPERIMENT)

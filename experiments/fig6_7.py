@@ -42,6 +42,9 @@ EXPERIMENT = Experiment(
     __doc__,
     table=table,
     paper=("model=llama_7b", "data=hub", "task.limit=100"),
+    shows=("model", "policy", "task.num_fewshot", "budget", "budget_tokens"),
+    needs=("task.kind=summarisation",),
+    scored=False,
 )
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.tables import model_name
+from experiments.tables import NOTHING, kept, model_name
 from h2o_lab.results.look import rank
 
 AT = "accuracy_at_"
@@ -24,7 +24,7 @@ def maps(frame: pd.DataFrame) -> Figure:
         for ax, policy in zip(beside, policies, strict=True):
             _map(ax, here[here["policy"] == policy])
             ax.set_title(policy)
-        beside[0].set_ylabel(f"{model_name(model)}, {task}\nbudget k / n")
+        beside[0].set_ylabel(f"{model_name(model)}, {task}\nbudget")
     for ax in axes[-1]:
         ax.set_xlabel("depth (0: beginning)")
     image = next(ax.images[0] for ax in axes.flat if ax.images)
@@ -39,14 +39,14 @@ def _map(ax: Axes, cells: pd.DataFrame) -> None:
         ax.text(0.5, 0.5, "not run", ha="center", va="center", transform=ax.transAxes)
         ax.set(xticks=[], yticks=[])
         return
-    cells = cells.sort_values("budget", ascending=False)
+    cells = cells.sort_values(["budget", "budget_tokens"], ascending=False)
     columns = [name for name in cells.columns if name.startswith(AT) and not name.endswith("_stderr")]
     columns = sorted((name for name in columns if cells[name].notna().any()), key=_depth)
     values = cells[columns].to_numpy(dtype=float)
     ax.imshow(values, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     ax.set_xticks(range(len(columns)), [f"{_depth(name):g}" for name in columns])
-    budgets = ["all" if np.isnan(budget) else f"{budget:g}" for budget in cells["budget"].astype(float)]
-    ax.set_yticks(range(len(cells)), budgets)
+    budgets = [kept(row) for row in cells.to_dict("records")]
+    ax.set_yticks(range(len(cells)), ["all" if budget == NOTHING else budget for budget in budgets])
     ax.grid(visible=False)
     for (y, x), value in np.ndenumerate(values):
         ax.text(x, y, f"{value:.1f}", ha="center", va="center", color="black" if value > 0.5 else "white")

@@ -30,6 +30,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     paper=("model=opt_30b", "task=copa,mathqa,openbookqa,piqa,rte,winogrande", "data=hub", "task.limit=null"),
     reference=True,
+    needs=("budget=null",),
 )
 
 if __name__ == "__main__":

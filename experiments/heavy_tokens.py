@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.driver import Experiment, main
-from experiments.recorded import PAPER, panels, table
+from experiments.recorded import NEEDS, PAPER, panels, table
 from h2o_lab.stats.charts import BLACK, BLUE, ORANGE
 from h2o_lab.stats.words import KINDS
 
@@ -41,7 +41,7 @@ def _row(run: dict[str, Any], axes: list[Any]) -> None:
     axes[2].legend(loc="upper right")
 
 
-EXPERIMENT = Experiment("heavy_tokens", __doc__, draw=draw, paper=PAPER)
+EXPERIMENT = Experiment("heavy_tokens", __doc__, draw=draw, paper=PAPER, needs=NEEDS, scored=False)
 
 if __name__ == "__main__":
     main(EXPERIMENT)

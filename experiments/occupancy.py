@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.driver import Experiment, main
-from experiments.recorded import HEIGHT, PAPER, WIDTH, table
+from experiments.recorded import HEIGHT, NEEDS, PAPER, WIDTH, table
 from experiments.tables import model_name
 from h2o_lab.results.look import look, rank
 
@@ -33,7 +33,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         for run in runs:
             means = table(run, "times").groupby("at").mean(numeric_only=True)
             style = look(run["policy"])
-            label = run["policy"] + (f": perplexity {run['perplexity']:.1f}" if len(models) == 1 else "")
+            label = run["policy"] + (f": {run['metric']} {run['score']:.1f}" if len(models) == 1 else "")
             for name, ax in zip(SIGNS, row, strict=True):
                 ax.plot(means[name], color=style.colour, marker=style.marker, linestyle=style.line, label=label)
         for (name, says), ax in zip(SIGNS.items(), row, strict=True):
@@ -44,7 +44,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("occupancy", __doc__, draw=draw, paper=PAPER)
+EXPERIMENT = Experiment(
+    "occupancy", __doc__, draw=draw, paper=PAPER, shows=("model", "policy"), needs=NEEDS, scored=False
+)
 
 if __name__ == "__main__":
     main(EXPERIMENT)

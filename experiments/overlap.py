@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.driver import Experiment, main
-from experiments.recorded import PAPER, panels, table
+from experiments.recorded import NEEDS, PAPER, panels, table
 from h2o_lab.stats import charts
 from h2o_lab.stats.charts import BLACK
 
@@ -47,7 +47,7 @@ def _chance(run: dict[str, Any]) -> float:
     return float(run["stats.heavy_share"])
 
 
-EXPERIMENT = Experiment("overlap", __doc__, draw=draw, paper=PAPER)
+EXPERIMENT = Experiment("overlap", __doc__, draw=draw, paper=PAPER, needs=NEEDS, scored=False)
 
 if __name__ == "__main__":
     main(EXPERIMENT)

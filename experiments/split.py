@@ -15,8 +15,13 @@ from experiments.driver import Experiment, main
 
 def draw(frame: pd.DataFrame) -> Figure:
     x = 100 * frame["policy.recent_fraction"].astype(float)
-    label = "budget {:g}".format
-    return curves(frame.assign(x=x), "recent tokens, % of the cache", line="budget", label=label)
+    kept = frame["budget"].astype(float).fillna(frame["budget_tokens"].astype(float))
+    return curves(frame.assign(x=x, kept=kept), "recent tokens, % of the cache", line="kept", label=_label)
+
+
+def _label(kept: float) -> str:
+    """A share is at most 1, and a number of tokens 2 or more."""
+    return f"budget {kept:g}" if kept <= 1 else f"{kept:.0f} tokens"
 
 
 EXPERIMENT = Experiment(
@@ -25,6 +30,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     paper=("model=opt_30b", "task=copa,mathqa,openbookqa,piqa,rte,winogrande", "data=hub", "task.limit=null"),
     reference=True,
+    shows=("model", "task", "task.num_fewshot", "budget", "budget_tokens", "policy.recent_fraction"),
 )
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
+from experiments.cells import SHOTS
 from experiments.paper import numbers
-from experiments.scores import CHANCE, is_share, scored
+from experiments.scores import CHANCE, in_percent, scored
 from h2o_lab.results.look import rank
 
 NOTHING = "–"
@@ -46,11 +47,11 @@ def accuracies(frame: pd.DataFrame, title: str, *where: str) -> Shown:
     Args:
         frame: rows of an experiment.
         title: of the table.
-        where: the paper's tables whose numbers stand beside ours, for the tasks that we have.
+        where: the paper's tables whose numbers stand beside ours, for the tasks, policies and examples that we
+            have; of further tables those of the models that the first one has.
     """
     ours = _ours(frame).assign(column=frame["task"])
-    theirs = numbers(*where)
-    theirs = _theirs(theirs[theirs["task"].isin(frame["task"])]).assign(column=lambda found: found["task"])
+    theirs = _theirs(frame, where).assign(column=lambda found: found["task"])
     return _shown(title, ours, theirs, _about(frame))
 
 
@@ -68,8 +69,7 @@ def metrics(frame: pd.DataFrame, title: str, names: Sequence[str], *where: str, 
     """
     ours = pd.concat([_ours(scored(frame, name)) for name in names])
     ours = ours.assign(column=ours["metric"])
-    theirs = numbers(*where)
-    theirs = _theirs(theirs[theirs["task"].isin(frame["task"])]).assign(column=lambda found: found["metric"])
+    theirs = _theirs(frame, where).assign(column=lambda found: found["metric"])
     counted = f"{', '.join(dict.fromkeys(frame['task']))}: {count(frame['samples'])} documents."
     return _shown(title, ours, theirs, (counted, note, *_INTERVALS), texts)
 
@@ -79,14 +79,18 @@ def _ours(frame: pd.DataFrame) -> pd.DataFrame:
         {
             "source": [model_name(name) for name in frame["model"]],
             "policy": frame["policy"],
-            "shots": frame.get("fewshot.examples"),
-            "budget": [_budget(row) for row in frame.to_dict("records")],
+            "shots": frame[SHOTS],
+            "budget": [kept(row) for row in frame.to_dict("records")],
             **{name: frame[name] for name in ("task", "metric", "score", "low", "high", "samples")},
         }
     )
 
 
-def _theirs(found: pd.DataFrame) -> pd.DataFrame:
+def _theirs(frame: pd.DataFrame, where: Sequence[str]) -> pd.DataFrame:
+    found = numbers(*where)
+    for name, ours in (("task", frame["task"]), ("policy", frame["policy"]), ("shots", frame[SHOTS])):
+        found = found[found[name].isin(ours)]
+    found = found[found["model"].isin(numbers(*where[:1])["model"])]
     return found.assign(
         source=[f"{PAPER}, {model}" if model else PAPER for model in found["model"]],
         budget=[NOTHING if pd.isna(budget) else f"{budget:g}" for budget in found["budget"]],
@@ -103,7 +107,10 @@ def _shown(title: str, ours: pd.DataFrame, theirs: pd.DataFrame, notes: tuple[st
     return Shown(title, both, notes, texts)
 
 
-_INTERVALS = ("In brackets: 95 % intervals (Wilson's for shares, 1.96 standard errors otherwise).",)
+_INTERVALS = (
+    "In brackets: 95 % intervals (Wilson's for shares of questions, the bootstrap's where a record has it, else "
+    "1.96 standard errors).",
+)
 
 
 def _about(frame: pd.DataFrame) -> tuple[str, ...]:
@@ -112,7 +119,7 @@ def _about(frame: pd.DataFrame) -> tuple[str, ...]:
     for (task, metric), rows in frame.groupby(["task", "metric"], sort=False):
         guess = f", a guess gets {CHANCE[str(task)]}" if task in CHANCE else ""
         said.append(
-            f"{task}: {metric}{', %' if is_share(metric) else ''}, {count(rows['samples'])} samples{guess}."
+            f"{task}: {metric}{', %' if in_percent(metric) else ''}, {count(rows['samples'])} samples{guess}."
         )
     return (*said, *_INTERVALS)
 
@@ -123,7 +130,8 @@ def count(samples: pd.Series) -> str:
     return f"{most}" if least == most else f"{least} to {most}"
 
 
-def _budget(row: dict[Any, Any]) -> str:
+def kept(row: dict[Any, Any]) -> str:
+    """The budget of a row, in words."""
     if not pd.isna(row["budget"]):
         return f"{row['budget']:g}"
     return NOTHING if pd.isna(row["budget_tokens"]) else f"{row['budget_tokens']:.0f} tokens"
@@ -171,13 +179,20 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     """By policy, examples and budget; the paper's line below ours."""
     shots = row.get("shots")
     source = str(row["source"])
-    return (rank(row["policy"]), -1 if _missing(shots) else shots, row["budget"], source.startswith(PAPER), source)
+    shots = -1 if _missing(shots) else shots
+    return (rank(row["policy"]), shots, *_amount(row["budget"]), source.startswith(PAPER), source)
+
+
+def _amount(budget: str) -> tuple[bool, float]:
+    """Sorts shares by size, and numbers of tokens behind them."""
+    number, _, tokens = budget.partition(" ")
+    return bool(tokens), 0.0 if number == NOTHING else float(number)
 
 
 def _number(row: dict[Any, Any]) -> str:
     if _missing(row["low"]):
-        return f"{row['score']:.4g}" if not is_share(row["metric"]) else f"{row['score']:.2f}"
-    form = ".1f" if is_share(row["metric"]) or row["score"] >= 10 else ".3f"
+        return f"{row['score']:.4g}" if not in_percent(row["metric"]) else f"{row['score']:.2f}"
+    form = ".1f" if in_percent(row["metric"]) or row["score"] >= 10 else ".3f"
     return f"{row['score']:{form}} ({row['low']:{form}}–{row['high']:{form}})"
 
 

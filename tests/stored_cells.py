@@ -29,7 +29,7 @@ def store(
         "policy": asked.policy,
         "budget": None if full else cfg.budget,
         "budget_tokens": None if full else cfg.budget_tokens,
-        "metrics": {"acc": accuracy / 2, "acc_stderr": 0.05, "acc_norm": accuracy, "acc_norm_stderr": 0.05},
+        "metrics": _shares(acc=accuracy / 2, acc_norm=accuracy),
         "main_metric": "acc",
         "samples": len(samples) or QUESTIONS,
         "kv_bytes": {"resident_mean": 1000 if full else 1000 * (cfg.budget or 0.1)},
@@ -40,6 +40,12 @@ def store(
     result.write_samples(list(samples))
     result.finish(told | changes)
     return folder
+
+
+def _shares(**values: float) -> dict[str, float]:
+    """Shares of the questions with their standard errors."""
+    errors = {f"{name}_stderr": (value * (1 - value) / (QUESTIONS - 1)) ** 0.5 for name, value in values.items()}
+    return values | errors
 
 
 def stored(cells: Sequence[Expected], root: Path, **changes: Any) -> str:

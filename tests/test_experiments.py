@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from PIL import Image
 
+from experiments import cells as cells_module
 from experiments import driver, fig4, table1
 from experiments.cells import expected, references, select
 from experiments.driver import Experiment, main
 from h2o_lab import log, sweep
 from h2o_lab.cells.identity import SEMANTICS
 from h2o_lab.checks import build_policy
+from h2o_lab.compute import task_data
 from h2o_lab.config import config_dir
 from h2o_lab.errors import UserError
+from h2o_lab.models import model_fingerprint
 from tests.stored_cells import store, stored
 
 NO_FIGURES = ("debug", "smallest_budget")
@@ -111,6 +115,64 @@ def test_folders_of_rows_and_models_may_have_moved():
     assert here == there != other
 
 
+def model_folder(folder: Path, weights: str) -> Path:
+    """Files that stand for a model, in a folder called final."""
+    folder = folder / "final"
+    folder.mkdir(parents=True)
+    for name, text in (("config.json", "{}"), ("model.safetensors", weights), ("tokenizer.json", "{}")):
+        (folder / name).write_text(text)
+    return folder
+
+
+def warnings_of(monkeypatch, module) -> list[str]:
+    warned: list[str] = []
+    monkeypatch.setattr(module.logger, "warning", lambda text, *words: warned.append(text % words))
+    return warned
+
+
+def test_a_result_of_another_model_in_a_folder_of_the_same_name_does_not_count(tmp_path, monkeypatch):
+    warned = warnings_of(monkeypatch, cells_module)
+    paths = [model_folder(tmp_path / name, name) for name in ("a", "b")]
+    a, b, moved = (
+        expected(["policy=h2o", "budget=0.2", "model=local", f"model.path={path}"])[0]
+        for path in (*paths, tmp_path / "c" / "final")
+    )
+    assert a.key == b.key == moved.key
+    folder = store(a, tmp_path / "results", content={"model": model_fingerprint(a.cfg.model), "data": "d"})
+    assert select([a], str(folder)).missing == []
+    assert select([moved], str(folder)).missing == []
+    assert warned == []
+    assert select([b], str(folder)).missing == [b]
+    assert warned == [
+        "not counted, being of another model or other data of the same name: results of 1 cell(s), such as "
+        f"{folder}"
+    ]
+
+
+def test_a_result_of_other_rows_in_a_file_of_the_same_name_does_not_count(tmp_path):
+    cells = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "book.txt").write_text(f"the text {name}")
+        cells += expected(["policy=h2o", "budget=0.2", "task=text", f"task.path={tmp_path / name / 'book.txt'}"])
+    data = task_data(OmegaConf.to_yaml(cells[0].cfg.task), OmegaConf.to_yaml(cells[0].cfg.data))[1]
+    folder = store(cells[0], tmp_path / "results", content={"model": "m", "data": data})
+    found = select(cells, str(folder))
+    assert len(found.frame) == 1
+    assert found.missing == [cells[1]]
+
+
+def test_where_nothing_is_at_the_places_cells_of_the_newest_content_stand_together(tmp_path):
+    cells = expected(["policy=h2o", "budget=0.1,0.2", "task=piqa", "data=folder", "data.dir=gone"])
+    for name, cell, year, data in (("0", 0, 2001, "old"), ("1", 1, 2001, "old"), ("2", 1, 2002, "new")):
+        folder = store(cells[cell], tmp_path / name, content={"model": "m", "data": data})
+        record = json.loads((folder / "result.json").read_text()) | {"finished": f"{year}"}
+        (folder / "result.json").write_text(json.dumps(record))
+    found = select(cells, str(tmp_path))
+    assert [Path(path).name for path in found.frame["path"]] == ["2"]
+    assert found.missing == [cells[0]]
+
+
 def test_the_newest_finished_result_of_a_cell_counts(cells, tmp_path):
     cell = cells[1]
     for name, year, status in (("b", 2001, "finished"), ("a", 2002, "finished"), ("c", 2003, "failed")):
@@ -170,8 +232,7 @@ def test_experiments_share_their_cells():
 
 
 def test_some_missing_cells_are_counted_and_named_with_the_command(cells, tmp_path, monkeypatch):
-    warned: list[str] = []
-    monkeypatch.setattr(driver.logger, "warning", lambda text, *words: warned.append(text % words))
+    warned = warnings_of(monkeypatch, driver)
     folder = stored(cells[:3], tmp_path / "results")
     with pytest.raises(SystemExit) as ended:
         main(fig4.EXPERIMENT, [*SMALL[1:], "--results", folder, "--out", str(tmp_path / "figures")])
@@ -213,6 +274,38 @@ def test_an_unknown_metric_is_named(cells, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         main(fig4.EXPERIMENT, [*SMALL[1:], "--results", folder, "--metric", "f1"])
     assert said[0].startswith(f"--metric=f1 is not in {folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "sentence"),
+    [
+        (
+            "table2",
+            ["policy=h2o", "policy.recent_fraction=0.1,0.9"],
+            "recent_fraction=0.1 and policy.recent_fraction=",
+        ),
+        ("fig4", ["seed=0,1"], "would show seed=0 and seed=1 at one place"),
+        ("fig4", ["policy=full", "positions=original,rolling"], "positions=original and positions=rolling"),
+        ("fig4", ["model=local", "model.path=a/final,b/final"], "model.path=a/final and model.path=b/final"),
+        ("heavy_count", ["policy.recent_tokens=16,32"], "policy.recent_tokens=16 and policy.recent_tokens=32"),
+        ("heavy_count", ["budget_tokens=null", "budget=0.2"], "heavy_count needs budget=null, and not budget=0.2"),
+        ("split", ["policy=h2o,h2o_mean"], "policy=h2o and policy=h2o_mean"),
+        ("fig6_7", ["task=xsum,cnn_dm"], "task=xsum and task=cnn_dm"),
+        ("occupancy", ["budget=0.1,0.2"], "budget=0.1 and budget=0.2"),
+        ("fig2b", ["stats=none"], "fig2b needs stats=attention, and not stats=none"),
+        ("fig5", ["task.mode=windowed"], "fig5 needs task.mode=streaming, and not task.mode=windowed"),
+        ("needle", ["--metric", "accuracy"], "--metric=accuracy has no effect"),
+        ("fig4", ["--out", __file__], f"--out={__file__} cannot be made"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_anything_is_run(name, words, sentence, monkeypatch, tmp_path):
+    said = said_by(monkeypatch)
+    started = Runs(monkeypatch, 0)
+    with pytest.raises(SystemExit) as ended:
+        main(experiment(name), ["--run", "--results", str(tmp_path), *words])
+    assert (ended.value.code, started.commands) == (2, [])
+    assert sentence in said[0]
+    assert "\n" not in said[0]
 
 
 class Runs:

@@ -1,6 +1,9 @@
 """What a metric's name says of it, and how sure its value is."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from h2o_lab.results.table import number
 
 Z = 1.959963984540054
 """Quantile of the normal distribution for intervals of 95 %."""
@@ -40,3 +43,25 @@ def is_share(value: float, error: float, count: int) -> bool:
     """
     expected = value * (1 - value)
     return count > 1 and 0 <= value <= 1 and abs(error**2 * (count - 1) - expected) <= ROUNDING
+
+
+def interval(metric: str, metrics: Mapping[str, Any], count: int) -> Interval | None:
+    """The 95 % interval of a metric.
+
+    Of the bootstrap where the result has it, Wilson's for a share of questions, else ± 1.96 standard errors;
+    None where nothing is said of its error, or samples that are all alike leave none.
+
+    Args:
+        metric: its name.
+        metrics: those of a record.
+        count: of its samples.
+    """
+    value, error = number(metrics.get(metric)), number(metrics.get(f"{metric}_stderr"))
+    low, high = number(metrics.get(f"{metric}_low")), number(metrics.get(f"{metric}_high"))
+    if value is None:
+        return None
+    if low is not None and high is not None:
+        return Interval(low, high)
+    if error is not None and metric.startswith("acc") and is_share(value, error, count):
+        return wilson(value, count)
+    return normal(value, error) if error else None
