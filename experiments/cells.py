@@ -56,7 +56,7 @@ class Expected:
     @property
     def places(self) -> tuple[str | None, ...]:
         """Folders and files that the cell is about."""
-        return self.cfg.model.path, self.cfg.data.dir, getattr(self.cfg.task, "path", None)
+        return self.cfg.model.path, self.cfg.data.dir, *_task_places(self.cfg)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -176,12 +176,16 @@ def _model_there(cfg: Config) -> str | None:
 
 
 def _data_there(cfg: Config) -> str | None:
-    if cfg.data.source != "folder" and getattr(cfg.task, "path", None) is None:
+    if cfg.data.source != "folder" and not any(_task_places(cfg)):
         return None
     try:
         return task_data(_yaml(cfg.task), _yaml(cfg.data))[1]
     except UserError:
         return None
+
+
+def _task_places(cfg: Config) -> tuple[str | None, ...]:
+    return getattr(cfg.task, "path", None), getattr(cfg.task, "include_path", None)
 
 
 def _yaml(cfg: Any) -> str:

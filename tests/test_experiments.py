@@ -14,6 +14,7 @@ from PIL import Image
 from experiments import cells as cells_module
 from experiments import driver, fig4, table1
 from experiments.cells import expected, references, select
+from experiments.checks import check_cells
 from experiments.driver import Experiment, main
 from h2o_lab import log, sweep
 from h2o_lab.cells.identity import SEMANTICS
@@ -385,8 +386,10 @@ def test_the_cells_of_every_experiment_compose(name, scale, monkeypatch):
         ]
 
     monkeypatch.setattr(sweep, "cells", some)
-    cells = expected(experiment(name).overrides(scale, []))
+    made = experiment(name)
+    cells = expected(made.overrides(scale, []))
     assert cells
+    check_cells(cells, name, made.needs, made.shows)
     if scale == "paper":
         assert {cell.cfg.model.dtype for cell in cells} == {"float16"}
         assert {cell.cfg.model.source for cell in cells} == {"hub"}

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from experiments import curves, fig1, fig6_7, tables
+from experiments import curves, fig1, fig2c, fig6_7, tables
 from experiments.cells import expected, select
 from experiments.paper import NUMBERS, TABLE1, TABLE9, numbers
 from experiments.scores import scored
@@ -150,10 +150,21 @@ def test_curves_are_drawn_of_tokens_too_of_the_full_cache_alone_and_of_tasks_wit
         assert ax.get_xlabel() == axis
 
 
-def test_cells_without_a_place_on_the_axis_are_named(cells, tmp_path):
-    frame = scored(select(cells[1:], stored(cells[1:], tmp_path)).frame)
-    with pytest.raises(UserError, match="cannot be drawn: it has no KV cache held, % of the full cache's bytes"):
-        fig1.draw(frame)
+def test_cells_without_a_place_on_the_axis_are_named(tmp_path):
+    cells = expected(["task=piqa", "policy=drop_h2", "budget_tokens=16"])
+    frame = scored(select(cells, stored(cells, tmp_path)).frame)
+    with pytest.raises(UserError, match="0 cannot be drawn: it has no heavy hitters removed, % of the prompt"):
+        fig2c.draw(frame)
+
+
+def test_memory_needs_the_full_cache(tmp_path):
+    cells = expected(["+experiment=fig4", "task=piqa,copa", "budget=0.1"])
+    frame = scored(select(cells, stored(cells, tmp_path)).frame)
+    alone = (frame["policy"] != "full") | (frame["task"] == "piqa")
+    (ax,) = fig1.draw(frame[alone]).axes
+    assert ax.get_title().startswith("PIQA")
+    with pytest.raises(UserError, match="add policy=full"):
+        fig1.draw(frame[frame["policy"] != "full"])
 
 
 def test_memory_is_relative_to_the_full_cache(cells, tmp_path):
