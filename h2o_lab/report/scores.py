@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from h2o_lab.report.cells import Cell
-from h2o_lab.results.metrics import Interval, is_share, normal, wilson
+from h2o_lab.results.metrics import Interval, normal
+from h2o_lab.results.metrics import interval as of_metrics
 from h2o_lab.results.table import number
 
 SAME = 1e-6
@@ -34,23 +35,9 @@ class Difference:
 
 
 def interval(cell: Cell) -> Interval | None:
-    """The 95 % interval of a cell's main metric.
-
-    Of the bootstrap where the result has it, Wilson's for a share of questions, else ± 1.96 standard errors;
-    None where samples that are all alike leave no error.
-    """
-    value, error = cell.value, cell.of_metric("_stderr")
-    low, high = cell.of_metric("_low"), cell.of_metric("_high")
-    if value is None:
-        return None
-    if low is not None and high is not None:
-        return Interval(low, high)
-    if error is None:
-        return None
-    count = number(cell.record.get("samples"))
-    if cell.metric.startswith("acc") and count and is_share(value, error, int(count)):
-        return wilson(value, int(count))
-    return normal(value, error) if error else None
+    """The 95 % interval of a cell's main metric, as of `h2o_lab.results.metrics.interval`."""
+    count = int(number(cell.record.get("samples")) or 0)
+    return of_metrics(cell.metric, cell.section("metrics"), count) if cell.finished else None
 
 
 def full_caches(cells: Iterable[Cell]) -> dict[str, Cell]:
