@@ -232,12 +232,15 @@ def test_a_run_stores_the_tables_and_a_restart_has_them_too(workplace):
         (["stats.name=all"], "stats=all is unknown: it must be one of none, attention"),
     ],
 )
-def test_what_cannot_be_recorded_is_said_before_anything_starts(overrides, sentence):
+def test_what_cannot_be_recorded_is_said_before_anything_starts(overrides, sentence, monkeypatch):
     from hydra import compose, initialize_config_dir
 
     from h2o_lab.checks import check
     from h2o_lab.config import config_dir, register
 
+    if "model.tp_plan=auto" in overrides:  # as torchrun starts it
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+        monkeypatch.setenv("WORLD_SIZE", "2")
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         cfg = compose("config", ["stats=attention", "budget=0.2", "tracker=none", *overrides])
