@@ -161,7 +161,7 @@ def _papers(ax: Axes, task: str, shots: float, looks: dict[Any, Look], where: Se
         style = look(str(number.policy))
         ax.plot(
             100 if number.policy == "full" else 100 * float(str(number.budget)),
-            number.value,
+            float(str(number.value)),
             marker=style.marker,
             markerfacecolor="white",
             markeredgecolor=style.colour,

@@ -33,7 +33,7 @@ def panels(
     figure = Figure(figsize=(0.3 + width * columns, HEIGHT * len(frame)))
     axes = figure.subplots(len(frame), columns, squeeze=False)
     for run, row in zip(frame.to_dict("records"), axes, strict=True):
-        draw(run, list(row))
+        draw({str(key): value for key, value in run.items()}, list(row))
         named = [model_name(run["model"]), *(str(run[name]) for name in told if not pd.isna(run[name]))]
         about = f"{', '.join(named)}, {run['stats.texts']:.0f} texts, {run['stats.tokens']:,.0f} tokens"
         title = row[0].get_title()

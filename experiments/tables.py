@@ -119,7 +119,7 @@ def _about(frame: pd.DataFrame) -> tuple[str, ...]:
     for (task, metric), rows in frame.groupby(["task", "metric"], sort=False):
         guess = f", a guess gets {CHANCE[str(task)]}" if task in CHANCE else ""
         said.append(
-            f"{task}: {metric}{', %' if in_percent(metric) else ''}, {count(rows['samples'])} samples{guess}."
+            f"{task}: {metric}{', %' if in_percent(str(metric)) else ''}, {count(rows['samples'])} samples{guess}."
         )
     return (*said, *_INTERVALS)
 

@@ -76,7 +76,8 @@ def headline(recorder: Recorder, found: dict[str, DataFrame]) -> dict[str, Any]:
     """The numbers of a result record: what was recorded, and means over layers and heads."""
     heads, layers, times = found["heads"], found["layers"], found["times"]
     means = {name: float(heads[name].mean()) for name in ("sparsity", "sparsity_of_square", "gini")}
-    means |= {name: float(heads[name].mean()) for name in heads if name.startswith("mass") and "_std" not in name}
+    masses = [name for name in map(str, heads) if name.startswith("mass") and "_std" not in name]
+    means |= {name: float(heads[name].mean()) for name in masses}
     middle = times[times["at"] < 1]
     told: dict[str, Any] = (
         recorder.about
