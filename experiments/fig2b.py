@@ -42,9 +42,8 @@ def partial(x: pd.Series, y: pd.Series, given: pd.Series) -> float:
     What is missing in one of them is left out.
     """
     ranks = pd.DataFrame({"x": x, "y": y, "given": given}).dropna().rank()
-    r = ranks.corr()
-    rest = (1 - r.loc["x", "given"] ** 2) * (1 - r.loc["y", "given"] ** 2)
-    return float((r.loc["x", "y"] - r.loc["x", "given"] * r.loc["y", "given"]) / rest**0.5)
+    (_, xy, xg), (_, _, yg), _ = ranks.corr().to_numpy()
+    return float((xy - xg * yg) / ((1 - xg**2) * (1 - yg**2)) ** 0.5)
 
 
 def _words(ax: Axes, tokens: pd.DataFrame, attention: pd.Series, label: str, colour: str) -> None:
@@ -57,7 +56,7 @@ def _words(ax: Axes, tokens: pd.DataFrame, attention: pd.Series, label: str, col
     ax.scatter(tokens["neighbours"], attention, s=8, color=colour, alpha=0.5, linewidths=0)
     ax.set(xscale="log", yscale="log", xlabel="co-occurrence: neighbours within 5 tokens", ylabel=label)
     ax.set_title(f"{len(tokens)} tokens, Spearman's ρ = {found.statistic:.2f}\nat equal count {given:.2f}")
-    for token in tokens.index[attention.argsort()[-NAMED:]]:
+    for token in attention.nlargest(NAMED).index:
         text = repr(tokens.loc[token, "text"])[1:-1].strip() or "space"
         where = (tokens.loc[token, "neighbours"], attention[token])
         ax.annotate(text, where, xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
