@@ -13,7 +13,7 @@ from typing import Any, cast
 import pandas as pd
 from omegaconf import OmegaConf
 
-from h2o_lab.cells.identity import SEMANTICS, identity, name_of
+from h2o_lab.cells.identity import SEMANTICS, STATISTICS, identity, name_of
 from h2o_lab.checks import Plan, build_policy
 from h2o_lab.compute import describe, task_data
 from h2o_lab.config import Config
@@ -218,7 +218,7 @@ def _stored(folders: Sequence[str], cells: Sequence[Expected]) -> Iterator[tuple
         file = Path(row["path"]) / CONFIG
         try:
             state = file.stat()
-            yield _stored_key(file, state.st_size, state.st_mtime_ns), row
+            yield _stored_key(file, state.st_size, state.st_mtime_ns, row.get("statistics")), row
         except (UserError, OSError):
             continue
 
@@ -229,13 +229,16 @@ def _may_be(row: Row, told: dict[str, Any]) -> bool:
 
 
 @cache
-def _stored_key(file: Path, size: int, changed: int) -> str:
+def _stored_key(file: Path, size: int, changed: int, statistics: int | None) -> str:
     """Of a stored configuration, read once unless it changes.
 
     Raises:
-        UserError: it cannot be read, or is of no cell.
+        UserError: it cannot be read, is of no cell, or recorded statistics of another meaning.
     """
-    return _expected([], stored_config(file)).key
+    cfg = stored_config(file)
+    if cfg.stats.name != "none" and statistics != STATISTICS:
+        raise UserError(f"{file}: statistics of version {statistics}, where {STATISTICS} is what is computed now.")
+    return _expected([], cfg).key
 
 
 def _expected(overrides: Sequence[str], cfg: Config) -> Expected:

@@ -42,7 +42,7 @@ def compute(
         OutOfStep: of several processes that share a model, some failed and some did not.
     """
     from h2o_lab.cells import Cell, Journal
-    from h2o_lab.cells.identity import SEMANTICS, identity, name_of
+    from h2o_lab.cells.identity import SEMANTICS, STATISTICS, identity, name_of
     from h2o_lab.models import model_fingerprint
     from h2o_lab.results.trackers import tracker
     from h2o_lab.stats import has_tables
@@ -68,7 +68,7 @@ def compute(
             with in_step(cell.name, resolved, journal):
                 record, samples, recorded = run_cell(cfg, plan, data, journal, seconds)
             record |= {"cell": cell.name, "semantics": SEMANTICS, "content": {"data": content, "model": model}}
-            record |= {"overrides": overrides}
+            record |= {"overrides": overrides} | ({} if cfg.stats.name == "none" else {"statistics": STATISTICS})
             result.write_samples(samples)
             result.write_stats(recorded)
             record = result.finish(record)

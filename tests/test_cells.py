@@ -114,6 +114,13 @@ def test_what_changes_no_result_changes_no_name(named):
     assert named("policy=full", "budget=0.2") == named("policy=full", "budget=0.6") == named("policy=full")
 
 
+def test_statistics_have_a_version_of_their_own(named, monkeypatch):
+    before = named("budget=0.2"), named("budget=0.2", "stats=attention")
+    monkeypatch.setattr("h2o_lab.cells.identity.STATISTICS", 0)
+    after = named("budget=0.2"), named("budget=0.2", "stats=attention")
+    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
+
+
 def test_what_was_stored_before_a_key_was_there_stays_known():
     register()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):

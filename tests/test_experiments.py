@@ -17,7 +17,7 @@ from experiments.cells import expected, references, select
 from experiments.checks import check_cells
 from experiments.driver import Experiment, main
 from h2o_lab import log, sweep
-from h2o_lab.cells.identity import SEMANTICS
+from h2o_lab.cells.identity import SEMANTICS, STATISTICS
 from h2o_lab.checks import build_policy
 from h2o_lab.compute import task_data
 from h2o_lab.config import config_dir
@@ -197,6 +197,15 @@ def test_results_of_an_older_meaning_and_of_other_programs_are_passed_over(cells
     store(cells[1], tmp_path / "1")
     (tmp_path / "1" / "config.yaml").write_text("threads: 1\n")
     assert select([cells[1]], str(tmp_path), "nowhere").missing == [cells[1]]
+
+
+def test_statistics_of_an_older_meaning_are_passed_over(tmp_path):
+    (cell,) = expected(["policy=full", "task=pg19", "task.mode=windowed", "stats=attention"])
+    store(cell, tmp_path / "0")
+    store(cell, tmp_path / "1", statistics=STATISTICS - 1)
+    assert select([cell], str(tmp_path)).missing == [cell]
+    store(cell, tmp_path / "2", statistics=STATISTICS)
+    assert select([cell], str(tmp_path)).frame["path"].tolist() == [str(tmp_path / "2")]
 
 
 def test_overridden_fields_of_a_policy_are_columns(tmp_path):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SEMANTICS = 1
 """Version of what policies, tasks and metrics compute. Raise it when a result changes by more than rounding:
 finished cells of older versions are then computed anew. A test holds results of this version."""
+STATISTICS = 2
+"""Version of what `stats=attention` records, likewise; evaluations without statistics do not depend on it."""
 PLACES = ("path", "checkpoint_every", "include_path")
 """Keys of a task that say where something lies; what lies there is in the fingerprint of the data."""
 
@@ -36,7 +38,8 @@ def identity(cfg: Config, plan: Plan, data: str, model: str) -> dict[str, Any]:
         data: fingerprint of the rows.
         model: fingerprint of the model.
     """
-    recorded = {} if cfg.stats.name == "none" else {"stats": OmegaConf.to_container(cfg.stats, resolve=True)}
+    stats: dict[str, Any] = OmegaConf.to_container(cfg.stats, resolve=True)  # type: ignore[assignment]
+    recorded = {} if cfg.stats.name == "none" else {"stats": stats | {"version": STATISTICS}}
     task: dict[str, Any] = OmegaConf.to_container(cfg.task, resolve=True)  # type: ignore[assignment]
     return {
         "semantics": SEMANTICS,
