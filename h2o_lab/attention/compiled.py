@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from h2o_lab.attention import scan, step
+from h2o_lab.attention import passage, scan, step
 from h2o_lab.attention.padding import on_host
 from h2o_lab.attention.rolling import Rolling
 from h2o_lab.attention.state import EMPTY, NEVER, LayerState
@@ -41,6 +41,8 @@ def attend(
     """See `h2o_lab.attention.executors.attend` and the reference executor; tensors on the CPU."""
     if step.fits(q, state, normaliser):
         return step.attend(q, k, v, state, scale=scale, valid=valid, static=static)
+    if passage.fits(state, normaliser):
+        return passage.attend(q, k, v, state, scale=scale, valid=valid, static=static)
     return in_blocks(q, k, v, state, scale=scale, valid=valid, static=static, normaliser=normaliser, walk=scan)
 
 

@@ -28,36 +28,47 @@ COMPILE = "from h2o_lab.attention.kernel import touch; touch()"
 
 @cache
 def ready() -> None:
-    """Fill numba's cache where it lacks the kernel; the first time this takes about 25 s."""
-    from h2o_lab.attention import rolling, scan, simd, step
+    """Fill numba's cache where it lacks a kernel; the first time this takes about 40 s."""
+    from h2o_lab.attention import passage, rolling, scan, simd, step, tiles
 
-    newest = max(Path(str(module.__file__)).stat().st_mtime for module in (rolling, scan, simd, step))
+    newest = max(
+        Path(str(module.__file__)).stat().st_mtime for module in (passage, rolling, scan, simd, step, tiles)
+    )
     folder = scan._scan.stats.cache_path
     if folder is not None:
-        stored = [list(Path(folder).glob(name)) for name in ("scan._scan-*.nbi", "step._step-*.nbi")]
+        stored = [
+            list(Path(folder).glob(f"{name}-*.nbi")) for name in ("scan._scan", "step._step", "passage._passage")
+        ]
         if all(any(file.stat().st_mtime > newest for file in files) for files in stored):
             return
         # numba looks at the file of a function alone, not at those of the functions that it calls
-        for file in (*Path(folder).glob("scan.*.nbi"), *Path(folder).glob("step.*.nbi")):
-            file.unlink(missing_ok=True)
-    log.info("compiling the CPU kernel (once, about 25 s)")
+        for name in ("scan", "step", "passage", "tiles"):
+            for file in Path(folder).glob(f"{name}.*.nbi"):
+                file.unlink(missing_ok=True)
+    log.info("compiling the CPU kernels (once, about 40 s)")
     place = os.pathsep.join([str(Path(h2o_lab.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", COMPILE]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        log.debug("the kernel is compiled in this process, as another could not: %s", done.stderr)
+        log.debug("the kernels are compiled in this process, as another could not: %s", done.stderr)
 
 
 def touch() -> None:
-    """Run the kernel once on next to nothing: it is then compiled, or loaded."""
-    from h2o_lab.attention import compiled
+    """Run each kernel once on next to nothing: they are then compiled, or loaded."""
+    from h2o_lab.attention import compiled, scan
 
-    token = torch.zeros(1, 1, 2, 8)
     policy = H2O()
-    state = LayerState.empty(policy, Caps.of(policy, [2]), token, token)
+    token = torch.zeros(1, 1, 2, 8)
     valid = torch.ones(1, 2, dtype=torch.bool)
-    compiled.attend(token, token, token, state, scale=1.0, valid=valid, static=None)
+
+    def state() -> LayerState:
+        return LayerState.empty(policy, Caps.of(policy, [2]), token, token)
+
+    compiled.attend(token, token, token, state(), scale=1.0, valid=valid, static=None)
+    compiled.in_blocks(
+        token, token, token, state(), scale=1.0, valid=valid, static=None, normaliser=None, walk=scan
+    )
     one = token[:, :, :1].contiguous()
-    compiled.attend(one, one, one, state, scale=1.0, valid=valid[:, :1], static=None)
+    compiled.attend(one, one, one, state(), scale=1.0, valid=valid[:, :1], static=None)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from h2o_lab.attention.rolling import Rolling, moved_logits, shift
 from h2o_lab.attention.simd import FAST, exp, larger, smaller
@@ -96,13 +97,18 @@ def store(state: LayerState, k: torch.Tensor, v: torch.Tensor, columns: Columns,
         row, head, column = (died < NEVER).nonzero(as_tuple=True)
         state.evicted_at[row, head, positions[row, head, column].long()] = died[row, head, column]
     state.scores[:, :, :held] = scores[:, :, :held]
-    _copy(_bytes(state.keys), _bytes(k), slots.numpy())
-    _copy(_bytes(state.values), _bytes(v), slots.numpy())
+    place_tokens(state, k, v, slots.numpy())
     _place(state.positions.numpy(), positions.numpy(), slots.numpy(), held)
     _place(state.scores.numpy(), scores.numpy(), slots.numpy(), held)
     if columns.ranks is not None and state.static is not None:
         ranks = columns.ranks.expand(-1, heads, -1).contiguous()
         _place(state.static.numpy(), ranks.numpy(), slots.numpy(), held)
+
+
+def place_tokens(state: LayerState, k: torch.Tensor, v: torch.Tensor, slots: NDArray[np.int64]) -> None:
+    """Copy keys and values [B, H, n, D] into slots, int64 [B, H, n], but where the slot is NOWHERE."""
+    _copy(_bytes(state.keys), _bytes(k), slots)
+    _copy(_bytes(state.values), _bytes(v), slots)
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
