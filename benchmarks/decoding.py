@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from charts import lines, save
 from models import console, interleaved, median_ratio, packaged_model, record
 from rich.table import Table
 from transformers import DynamicCache, PreTrainedModel
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--flat", type=int, metavar="N", help="time N tokens in succession, batch 1")
+    parser.add_argument("--chart", default="figures/decoding.png")
     parser.add_argument("--results-dir", default="results")
     args = parser.parse_args()
     model = packaged_model(args.threads).model
@@ -55,6 +57,8 @@ def main() -> None:
         rows.append(measure(model, batch, args.context, k, args.repeats))
         table.add_row(str(batch), *(f"{rows[-1][name]:.2f}" for name in list(rows[-1])[1:]))
     console.print(table)
+    series = {"h2o": "h2o", "full": f"full, {args.context} entries", "same": f"full, {k} entries"}
+    save(lines(rows, "batch", series, ("sequences", "tokens per second")), args.chart)
     metrics = {f"{name}_at_batch_{row['batch']}": row[name] for row in rows for name in ("over_full", "over_same")}
     record(args, "decoding", metrics, rows)
 

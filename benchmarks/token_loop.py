@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from functools import partial
+from typing import Any
 
 import numba
 import torch
-from models import console, interleaved, median_ratio
+from charts import lines, save
+from models import console, interleaved, median_ratio, record
 from rich.table import Table
 
 from h2o_lab.attention import attend
@@ -34,12 +36,15 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--chart", default="figures/token_loop.png")
+    parser.add_argument("--results-dir", default="results")
     args = parser.parse_args()
     numba.set_num_threads(args.threads)
     torch.set_num_threads(args.threads)
     table = Table(title=f"one layer, {HEADS} heads, b = {args.budget}, {args.threads} threads, float32")
     for column in ("tokens", "loop, s", "same mask, s", "h2o, s", "loop / same mask", "loop / h2o"):
         table.add_column(column, justify="right")
+    rows: list[dict[str, Any]] = []
     for length in args.lengths:
         k = max(2, int(args.budget * length))
         q, keys, values = torch.randn(3, 1, HEADS, length, SIZE, generator=torch.Generator().manual_seed(0))
@@ -53,12 +58,15 @@ def main() -> None:
             if apart > TOLERANCE:
                 raise SystemExit(f"the loop and h2o_official_mask differ by {apart:.1e} at {length} tokens")
             seconds = interleaved(candidates, args.repeats)
-        table.add_row(
-            str(length),
-            *(f"{statistics.median(seconds[name]):.3f}" for name in candidates),
-            *(f"{median_ratio(seconds['loop'], seconds[name]):.0f}" for name in ("mask", "h2o")),
-        )
+        ratios = {f"loop_over_{name}": median_ratio(seconds["loop"], seconds[name]) for name in ("mask", "h2o")}
+        medians = {f"{name}_seconds": statistics.median(times) for name, times in seconds.items()}
+        rows.append({"tokens": length} | medians | ratios)
+        numbers = [f"{number:.3f}" for number in medians.values()] + [f"{ratio:.1f}" for ratio in ratios.values()]
+        table.add_row(str(length), *numbers)
     console.print(table)
+    series = {"loop_over_h2o": "h2o", "loop_over_mask": "h2o_official_mask"}
+    save(lines(rows, "tokens", series, ("tokens", "times faster than the loop"), at=1), args.chart)
+    record(args, "token_loop", {f"{name}_at_{row['tokens']}": row[name] for row in rows for name in series}, rows)
 
 
 def token_loop(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heavy: int, recent: int) -> torch.Tensor:
