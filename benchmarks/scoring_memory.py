@@ -3,8 +3,8 @@
     python benchmarks/scoring_memory.py --lengths 2048 4096 8192 16384
 
 Each reads a text in a process of its own, which tells how far its resident memory rose above that of the loaded
-model (what loading needed itself hides less than that). Eager attention forms T x T maps: above `--longest-eager` it
-is left out. Linux and macOS.
+model (what loading needed itself hides less than that). Eager attention forms T x T maps: above `--longest-eager`
+it is left out. Linux and macOS.
 """
 
 from __future__ import annotations

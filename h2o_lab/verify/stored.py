@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from h2o_lab.config import (
@@ -23,6 +24,8 @@ from h2o_lab.errors import UserError
 from h2o_lab.results.store import CONFIG, RESULT, SAMPLES, SCHEMA
 
 TASKS = {kind.kind: kind for kind in (HarnessConfig, PerplexityConfig, RetrievalConfig, SummarisationConfig)}
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""In C where there is one."""
 PLACES = ("data.dir", "model.path", "task.path", "task.include_path")
 """Keys that hold a path; a relative one counts from the folder in which the run was started."""
 
@@ -89,16 +92,21 @@ def stored_config(file: Path) -> Config:
         UserError: the file cannot be read, or does not fit this version.
     """
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        task = OmegaConf.structured(TASKS[values["task"]["kind"]])
-        schema = OmegaConf.merge(OmegaConf.structured(Config), {"task": task})
-        return cast(Config, OmegaConf.merge(schema, values))
+        values = yaml.load(file.read_text(encoding="utf-8"), Loader=LOADER)
+        return cast(Config, OmegaConf.merge(_schema(values["task"]["kind"]), values))
     except OmegaConfBaseException as error:
         raise UserError(f"{file} does not fit this version of h2o_lab: {_line(error)}.") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} cannot be read ({_line(error)}): only a run that wrote it can be verified."
         ) from error
+
+
+@cache
+def _schema(kind: str) -> DictConfig:
+    """Of the configuration of a kind of task."""
+    task = OmegaConf.structured(TASKS[kind])
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), {"task": task}))
 
 
 def _samples(file: Path) -> list[dict[str, Any]]:
