@@ -1,10 +1,13 @@
-"""The compiled CPU executor: matrix products over blocks of tokens, and the policy as one compiled scan.
+"""The compiled CPU executor: matrix products over blocks of tokens, and the policy as a compiled walk between them.
 
 A block of n tokens meets the entries held before it and the block's own tokens: one matrix product gives all
-logits [n, held + n]. The scan then walks the tokens in order, deciding which columns are alive for each: it
+logits [n, held + n]. The walk then takes the tokens in order, deciding which columns are alive for each: it
 evicts, inserts, normalises over the living columns and accounts, and writes probabilities (zero for the dead)
 in place of the logits. A second product gives the outputs. The mathematics is that of the reference executor,
 O(T k D) work and O(k) memory: no T x T map is formed.
+
+`passage` does all of that in one compiled pass where each head is on its own, and `step` does it for one token.
+What is left (scopes beyond a head, rolling positions, a given normaliser) goes through torch's products and `scan`.
 """
 
 from typing import Protocol

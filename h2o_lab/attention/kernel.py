@@ -1,4 +1,4 @@
-"""The compiled scan on the disk, so that every process runs the same machine code.
+"""The compiled kernels on the disk, so that every process runs the same machine code.
 
 Numba runs what it has just compiled in another form than what it reads back from its cache; both are right, and
 their sums differ in the last bits. So a process never runs what it has compiled itself: where the cache is empty,
