@@ -38,7 +38,9 @@ def draw(frame: pd.DataFrame) -> Figure:
                 ax.plot(means[name], color=style.colour, marker=style.marker, linestyle=style.line, label=label)
         for (name, says), ax in zip(SIGNS.items(), row, strict=True):
             ax.set(xlabel="share of the window read", ylabel=says)
-            ax.set_yscale("log" if name == "age" else "linear")
+            if name == "age":
+                ax.set_yscale("log", base=2)
+                ax.yaxis.set_major_formatter("{x:.0f}")
         row[0].set_title(model_name(model))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     return figure
