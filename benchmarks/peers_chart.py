@@ -13,8 +13,8 @@ MIB = 2**20
 PANELS = (
     ("prefill_seconds", "prefill, s", 1),
     ("decode_tokens_per_second", "decode, tokens/s", 1),
-    ("kv_bytes_end", "KV cache at the end, MiB", MIB),
-    ("peak_bytes_beyond_model", "peak memory beyond the model, MiB", MIB),
+    ("kv_bytes_end", "KV at the end, MiB", MIB),
+    ("peak_bytes_beyond_model", "peak beyond the model, MiB", MIB),
     ("perplexity", "perplexity of the continuation", 1),
 )
 """Key of a row, title, and what the number is divided by."""
