@@ -33,8 +33,10 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
             colours = [COLOURS[row["contender"].split(",")[0]] for row in shown]
             names = [row["contender"] for row in shown]
             for (key, title, unit), ax in zip(PANELS, line, strict=True):
-                bars = ax.barh(names, [row[key] / unit for row in shown], color=colours, height=0.7)
-                ax.bar_label(bars, fmt="{:.3g}", padding=2, fontsize=7)
+                numbers = [row[key] / unit for row in shown]
+                bars = ax.barh(names, numbers, color=colours, height=0.7)
+                labels = [f"{number:,.0f}" if number >= 100 else f"{number:.3g}" for number in numbers]
+                ax.bar_label(bars, labels, padding=2, fontsize=7)
                 ax.margins(x=0.18)
                 ax.grid(visible=False, axis="y")
                 ax.set_title(title)
