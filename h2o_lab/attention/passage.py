@@ -102,13 +102,14 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, lanes: int, workers: int, group: int, held: int, key_size: int, value_size: int) -> Work:
-        """For at most so many entries held."""
+        """For at most so many entries held. What a product may meet beyond its end is zero at first: of the numbers
+        that lie about in memory, some (denormal ones) would take it ten times as long."""
         width, most = whole(held + BLOCK, COLUMNS), whole(group * BLOCK, ROWS)
         broad = whole(value_size, COLUMNS)
         per_column = lanes, width
         return cls(
-            panels=np.empty((lanes, width // COLUMNS, key_size, COLUMNS), np.float32),
-            rows=np.empty((lanes, width, broad), np.float32),
+            panels=np.zeros((lanes, width // COLUMNS, key_size, COLUMNS), np.float32),
+            rows=np.zeros((lanes, width, broad), np.float32),
             positions=np.empty(per_column, np.int32),
             scores=np.empty(per_column, np.float32),
             ranks=np.empty(per_column, np.float32),
@@ -116,8 +117,8 @@ class Work(NamedTuple):
             offset=np.empty(per_column, np.float32),
             guard=np.empty(per_column, np.int32),
             seen=np.empty(lanes, np.int64),
-            queries=np.empty((workers, most, key_size), np.float32),
-            weights=np.empty((workers, most, width), np.float32),
+            queries=np.zeros((workers, most, key_size), np.float32),
+            weights=np.zeros((workers, most, width), np.float32),
             mixed=np.empty((workers, most, broad), np.float32),
             freed=np.empty((workers, width), np.int64),
         )
