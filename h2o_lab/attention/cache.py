@@ -160,7 +160,7 @@ class EvictionCache(Cache):
     @property
     def seen(self) -> torch.Tensor:
         """int64 [B], tokens seen by each sequence; evicted tokens are among them, padding is not."""
-        return self.states[0].seen if self.states else torch.zeros(0, dtype=torch.int64)
+        return self.states[0].seen.clone() if self.states else torch.zeros(0, dtype=torch.int64)
 
     @property
     def cut(self) -> torch.Tensor:

@@ -44,6 +44,7 @@ class EvictionLayer(CacheLayerMixin):
         self.prompt_bytes = 0
         """Bytes that the prompt took before `prefill: full` let it shrink."""
         self._waiting = False
+        self._prepared: LayerState | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.is_initialized = True
@@ -85,7 +86,13 @@ class EvictionLayer(CacheLayerMixin):
         static = self._static_priority(k, valid)
         if self.state is None:
             assert caps is not None
-            self.state = self._empty(Caps.unbounded(len(k)) if prompt_in_full else caps, k, v, static, rotary)
+            self._prepare(token_counts(valid), k, v, static, rotary)
+            if prompt_in_full:
+                self.state = self._empty(Caps.unbounded(len(k)), k, v, static, rotary)
+            elif self._prepared is not None and self._prepared.takes(k, v):
+                self.state = self._prepared
+            else:
+                self.state = self._empty(caps, k, v, static, rotary)
         elif self.rolling != (rotary is not None):
             raise UserError("a cache that was filled with positions=rolling must stay with them, and vice versa.")
         elif self.state.keys.device != k.device:  # it comes from a checkpoint
@@ -97,7 +104,20 @@ class EvictionLayer(CacheLayerMixin):
         if prompt_in_full:
             assert caps is not None
             self._shrink(q, scale, valid, caps)
+        self._prepared = None
         return out
+
+    def _prepare(self, lengths: torch.Tensor, k, v, static, rotary: Rotary | None) -> None:
+        """At the first layer of a text, make the empty states of all, and what they will keep beside.
+
+        Made one by one, between the tensors that the layers compute, they would split the gaps that these leave in
+        the heap: a process would grow by several times what it holds.
+        """
+        if self.index == 0 and k.device.type == "cpu" and not self.cache.policy.by_step:
+            for layer in self.cache.evicting:
+                caps = self.cache.caps_for(lengths, layer.index)
+                layer._prepared = layer._empty(caps, k, v, static, rotary)
+                _ = caps.table  # made when it is first asked for
 
     def _empty(self, caps: Caps, k, v, static, rotary: Rotary | None) -> LayerState:
         cache = self.cache
@@ -133,7 +153,7 @@ class EvictionLayer(CacheLayerMixin):
                 static = static.sum(dim=1, keepdim=True).expand_as(static).contiguous()
             self.state.static = static
         if not policy.by_step:
-            self.state = self.state.shrunk(caps)
+            self.state = self.state.shrunk(caps, into=self._prepared)
         elif self.index == len(cache.evicting) - 1:
             lengths = token_counts(valid)
             every = [cache.caps_for(lengths, layer) for layer in range(len(cache.evicting))]
@@ -202,6 +222,7 @@ class EvictionLayer(CacheLayerMixin):
         self.state = None
         self.length = self.prompt_bytes = 0
         self.is_initialized = self._waiting = False
+        self._prepared = None
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         if self.state is not None:

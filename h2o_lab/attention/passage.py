@@ -181,7 +181,7 @@ def attend(
         out.numpy(),
     )
     place_tokens(state, k.contiguous(), v.contiguous(), slots)
-    state.seen = state.seen + counts
+    np.add(state.seen.numpy(), counts.numpy(), out=state.seen.numpy())
     return out.to(q.dtype)
 
 

@@ -204,8 +204,22 @@ class LayerState:
         empty = (positions == EMPTY).sum(dim=-1, keepdim=True)
         return (positions.argsort(dim=-1).argsort(dim=-1) - empty).clamp(min=0)
 
-    def shrunk(self, caps: Caps) -> LayerState:
-        """A copy under new caps: the policy's rule, applied after the last token until k entries are left."""
+    def takes(self, keys: torch.Tensor, values: torch.Tensor, slots: int | None = None) -> bool:
+        """Whether entries like these keys and values, [B, H, T, D], can lie here; in just so many slots, if any."""
+        pairs = ((self.keys, keys), (self.values, values))
+        return slots in (None, self.keys.shape[2]) and all(
+            (mine.shape[:2], mine.shape[3], mine.dtype, mine.device)
+            == (theirs.shape[:2], theirs.shape[3], theirs.dtype, theirs.device)
+            for mine, theirs in pairs
+        )
+
+    def shrunk(self, caps: Caps, into: LayerState | None = None) -> LayerState:
+        """What the policy's rule leaves, applied after the last token until k entries are left.
+
+        Args:
+            caps: the new caps.
+            into: an empty state under these caps, filled and returned where it is of the right size.
+        """
         state = replace(self, caps=caps)
         value = state.priorities().masked_fill(state.protected(self.seen - 1), torch.inf)
         value = value.masked_fill(state.positions < 0, -torch.inf)
@@ -215,20 +229,23 @@ class LayerState:
         kept = order[..., : int(state.held.max())]
         rank = torch.arange(kept.shape[-1], device=kept.device)
         surplus = rank >= state.held.to(kept.device)[:, None, None]
-        fresh = LayerState.empty(
-            self.policy,
-            caps,
-            self.keys,
-            self.values,
-            capacity=kept.shape[-1],
-            static=self.static is not None,
-            rotary=self.rotary,
-        )
+        slots, static = kept.shape[-1], self.static is not None
+        fresh = into
+        if fresh is None or not fresh.takes(self.keys, self.values, slots) or (fresh.static is not None) != static:
+            fresh = LayerState.empty(
+                self.policy,
+                caps,
+                self.keys,
+                self.values,
+                capacity=slots,
+                static=static,
+                rotary=self.rotary,
+            )
         fresh.seen = self.seen.clone()
         for name, tensor in self._tensors():
             index = kept.unsqueeze(-1).expand(*kept.shape, tensor.shape[-1]) if tensor.dim() == 4 else kept
-            getattr(fresh, name)[:, :, : kept.shape[-1]] = tensor.gather(2, index)
-        fresh.positions[:, :, : kept.shape[-1]].masked_fill_(surplus, EMPTY)
+            getattr(fresh, name)[:, :, :slots] = tensor.gather(2, index)
+        fresh.positions[:, :, :slots].masked_fill_(surplus, EMPTY)
         if self.evicted_at is not None:
             fresh.evicted_at = self._evicted_by(fresh)
         return fresh
