@@ -138,11 +138,11 @@ def _lines(ax: Axes, cells: pd.DataFrame, line: str, looks: dict[Any, Look], lab
         if points.empty:
             continue
         dodge = DODGE * cells["x"].max() * (place - (len(looks) - 1) / 2)
-        bars = np.array([points["score"] - points["low"], points["high"] - points["score"]])
+        bars = np.array([points["score"] - points["low"], points["high"] - points["score"]], dtype=float)
         ax.errorbar(
             points["x"] + dodge,
             points["score"],
-            yerr=bars if np.isfinite(bars).all() else None,
+            yerr=bars,
             color=style.colour,
             marker=style.marker,
             linestyle=style.line,

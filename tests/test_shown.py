@@ -1,5 +1,6 @@
 """What figures and tables show of stored cells: scores, intervals, the paper's numbers, texts."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -120,6 +121,18 @@ def test_a_panel_has_a_line_per_policy_levels_and_the_papers_points(cells, tmp_p
     full = handles[0]
     assert full.get_ydata() == [60, 60]
     assert ax.get_title() == "PIQA, acc_norm, n = 100"
+
+
+def test_nothing_right_is_drawn_with_its_interval_beside_cells_that_have_none(cells, tmp_path):
+    local = [cell for cell in cells if cell.policy == "local"]
+    stored([cell for cell in cells if cell not in local], tmp_path, accuracy=0.0)
+    for place, (cell, error) in enumerate(zip(local, ({}, {"acc_norm_stderr": 0.01}), strict=True)):
+        store(cell, tmp_path / f"local_{place}", metrics={"acc_norm": 0.0} | error, main_metric="acc_norm")
+    (ax,) = curves.by_budget(scored(select(cells, str(tmp_path)).frame), TABLE1).axes
+    bars = {lines.get_label(): lines[2][0].get_segments() for lines in ax.containers}
+    assert [segment[0][1] for segment in bars["h2o"]] == [0, 0]
+    assert all(3 < segment[1][1] < 4 for segment in bars["h2o"]), "of 100 questions"
+    assert [bool(np.isfinite(segment).all()) for segment in bars["local"]] == [False, True]
 
 
 def test_numbers_of_the_paper_without_a_model_are_drawn_where_there_are_no_others(tmp_path):

@@ -29,11 +29,12 @@ def normal(value: float, error: float) -> Interval:
 
 
 def wilson(share: float, count: int) -> Interval:
-    """Wilson's score interval of a share of `count` questions (Wilson, 1927): never empty, never outside [0, 1]."""
+    """Wilson's score interval of a share of `count` questions (Wilson, 1927): it holds the share, and lies in [0, 1]."""
     centre = share + Z**2 / (2 * count)
     half = Z * (share * (1 - share) / count + Z**2 / (4 * count**2)) ** 0.5
     whole = 1 + Z**2 / count
-    return Interval(max(0.0, (centre - half) / whole), min(1.0, (centre + half) / whole))
+    low, high = (centre - half) / whole, (centre + half) / whole
+    return Interval(min(max(0.0, low), share), max(min(1.0, high), share))  # rounding would put 0 of 20 below low
 
 
 def is_share(value: float, error: float, count: int) -> bool:
