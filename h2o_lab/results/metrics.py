@@ -29,7 +29,7 @@ def normal(value: float, error: float) -> Interval:
 
 
 def wilson(share: float, count: int) -> Interval:
-    """Wilson's score interval of a share of `count` questions (Wilson, 1927): it holds the share, and lies in [0, 1]."""
+    """Wilson's score interval of a share of `count` questions (Wilson, 1927); it holds the share, within [0, 1]."""
     centre = share + Z**2 / (2 * count)
     half = Z * (share * (1 - share) / count + Z**2 / (4 * count**2)) ** 0.5
     whole = 1 + Z**2 / count
