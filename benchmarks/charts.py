@@ -18,7 +18,7 @@ from h2o_lab.results.look import OTHERS, STYLE
 def lines(
     rows: Sequence[dict[str, Any]], x: str, series: dict[str, str], labels: tuple[str, str], at: float | None = None
 ) -> Figure:
-    """A line for each column of the rows, on logarithmic axes.
+    """A line for each column of the rows, on logarithmic axes; ratios, where `at` is given, start at zero.
 
     Args:
         rows: what was measured; a value may be None.
@@ -39,10 +39,12 @@ def lines(
                 marker=style.marker,
                 label=name,
             )
+        ax.set_xscale("log", base=2)
         if at is not None:
             ax.axhline(at, color="#666666", linewidth=0.8, linestyle=":")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log", base=2)
+            ax.set_ylim(bottom=0)
+        else:
+            ax.set_yscale("log", base=2)
         sizes = sorted({row[x] for row in rows})
         ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
         ax.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,.4g}"))

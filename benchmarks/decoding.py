@@ -57,7 +57,7 @@ def main() -> None:
         rows.append(measure(model, batch, args.context, k, args.repeats))
         table.add_row(str(batch), *(f"{rows[-1][name]:.2f}" for name in list(rows[-1])[1:]))
     console.print(table)
-    series = {"h2o": "h2o", "full": f"full, {args.context} entries", "same": f"full, {k} entries"}
+    series = {"h2o": f"h2o, {k} entries", "full": f"full, {args.context} entries", "same": f"full, {k} entries"}
     save(lines(rows, "batch", series, ("sequences", "tokens per second")), args.chart)
     metrics = {f"{name}_at_batch_{row['batch']}": row[name] for row in rows for name in ("over_full", "over_same")}
     record(args, "decoding", metrics, rows)
