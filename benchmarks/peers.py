@@ -35,7 +35,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from charts import save
 from environments import Worker, environment_python, requirements
 from models import console, median_ratio, record
 from peers_chart import draw
@@ -97,11 +97,7 @@ def main() -> None:
     except UserError as error:
         raise SystemExit(str(error)) from error
     show(rows, args)
-    Path(args.chart).parent.mkdir(parents=True, exist_ok=True)
-    draw(rows).savefig(
-        args.chart, metadata={"Description": " ".join(["python benchmarks/peers.py", *sys.argv[1:]])}
-    )
-    console.print(f"chart in {args.chart}")
+    save(draw(rows), args.chart)
     ratios = {
         f"{name} at {row['context']}: {row['contender']}": row[name]
         for row in rows
