@@ -1,4 +1,4 @@
-"""Charts of benchmarks: lines over a size, with the command in the file's metadata."""
+"""Charts of benchmarks: lines over a size, or bars, with the command in the file's metadata."""
 
 from __future__ import annotations
 
@@ -51,6 +51,22 @@ def lines(
         ax.minorticks_off()
         ax.set(xlabel=labels[0], ylabel=labels[1])
         ax.legend()
+    return figure
+
+
+def bars(names: Sequence[str], numbers: Sequence[float], label: str, at: float) -> Figure:
+    """A horizontal bar for each name, from the top, with its number; `at` is a number to mark."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 0.7 + 0.19 * len(names)))
+        ax = figure.subplots()
+        drawn = ax.barh(range(len(names)), numbers, color=OTHERS[0].colour, height=0.7)
+        ax.bar_label(drawn, [f"{number:.2f}" for number in numbers], padding=2, fontsize=7)
+        ax.axvline(at, color="#666666", linewidth=0.8, linestyle=":")
+        ax.set_yticks(range(len(names)), names)
+        ax.invert_yaxis()
+        ax.margins(x=0.12, y=0.02)
+        ax.grid(visible=False, axis="y")
+        ax.set_xlabel(label)
     return figure
 
 

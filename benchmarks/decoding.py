@@ -47,12 +47,15 @@ def main() -> None:
     model = packaged_model(args.threads).model
     k = Budget(fraction=args.budget).entries(args.context, args.context)
     if args.flat:
-        flat(model, k, args.context, args.flat)
+        rows = flat(model, k, args.context, args.flat)
+        series = {"ms": f"h2o, {k} entries"}
+        save(lines(rows, "tokens", series, ("tokens generated", "ms per token"), at=rows[0]["ms"]), args.chart)
+        record(args, "decoding_flat", {"last_over_first": rows[-1]["ms"] / rows[0]["ms"]}, rows)
         return
     table = Table(title=f"decoding at context {args.context}, k = {k}, {args.threads} threads, float32")
     for column in ("batch", "h2o, tok/s", "full, tok/s", f"full of {k}, tok/s", "h2o / full", f"h2o / full of {k}"):
         table.add_column(column, justify="right")
-    rows: list[dict[str, Any]] = []
+    rows = []
     for batch in args.batches:
         rows.append(measure(model, batch, args.context, k, args.repeats))
         table.add_row(str(batch), *(f"{rows[-1][name]:.2f}" for name in list(rows[-1])[1:]))
@@ -129,16 +132,18 @@ def decoder(
     return run
 
 
-def flat(model: PreTrainedModel, k: int, context: int, tokens: int) -> None:
-    """Show the time per token along a generation."""
-    run = decoder(model, bounded(model, 1, context, k), 1, context)
+def flat(model: PreTrainedModel, k: int, context: int, tokens: int) -> list[dict[str, Any]]:
+    """Milliseconds per token in each tenth of a generation."""
+    run, rows = decoder(model, bounded(model, 1, context, k), 1, context), []
     run()
-    for part in range(10):
+    turns = tokens // 10 // STEPS
+    for part in range(1, 11):
         start = time.perf_counter()
-        for _ in range(tokens // 10 // STEPS):
+        for _ in range(turns):
             run()
-        spent = 1000 * (time.perf_counter() - start) / (tokens // 10 // STEPS * STEPS)
-        console.print(f"up to token {(part + 1) * tokens // 10:6}: {spent:.1f} ms per token")
+        rows.append({"tokens": part * turns * STEPS, "ms": 1000 * (time.perf_counter() - start) / (turns * STEPS)})
+        console.print(f"up to token {rows[-1]['tokens']:6}: {rows[-1]['ms']:.1f} ms per token")
+    return rows
 
 
 if __name__ == "__main__":

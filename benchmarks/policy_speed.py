@@ -14,9 +14,11 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-from models import console, interleaved, median_ratio, packaged_model
+from charts import bars, save
+from models import console, interleaved, median_ratio, packaged_model, record
 from rich.table import Table
 from transformers import PreTrainedModel
 
@@ -64,33 +66,52 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=list(CAUSAL), default=list(CAUSAL))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--chart", default="figures/policy_speed.png")
+    parser.add_argument("--results-dir", default="results")
     args = parser.parse_args()
     model = packaged_model(args.threads).model
+    rows = [measure(model, case, args) for case in _cases(args.policies)]
     table = Table(title=f"policies beside h2o, b = {args.budget}, {args.threads} threads, batch 1, float32")
     for column in ("policy", "prefill", "positions"):
         table.add_column(column)
     for column in ("tokens", "seconds", "/ h2o", f"within {TARGET}"):
         table.add_column(column, justify="right")
     table.add_column("exempt, as")
-    for case in _cases(args.policies):
-        length = args.step_length if case.by_step else args.length
-        k = Budget(fraction=args.budget).entries(length, length)
-        ids = torch.randint(model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
-        pair = {"h2o": Case(H2O()), "case": case}
-        runs = {name: partial(read, model, ids, one, k) for name, one in pair.items()}
-        seconds = interleaved(runs, args.repeats)
-        ratio = median_ratio(seconds["case"], seconds["h2o"])
-        table.add_row(
-            case.policy.name,
-            case.prefill,
-            case.positions,
-            str(length),
-            f"{statistics.median(seconds['case']):.2f}",
-            f"{ratio:.2f}",
-            "yes" if ratio <= TARGET else "no",
-            case.exempt,
-        )
+    for row in rows:
+        about = (str(row[name]) for name in ("policy", "prefill", "positions", "tokens"))
+        within = "yes" if row["over_h2o"] <= TARGET else "no"
+        table.add_row(*about, f"{row['seconds']:.2f}", f"{row['over_h2o']:.2f}", within, row["exempt"])
     console.print(table)
+    names = [label(row) for row in rows]
+    ratios = [row["over_h2o"] for row in rows]
+    save(bars(names, ratios, "time / h2o's time", at=1), args.chart)
+    record(args, "policy_speed", dict(zip(names, ratios, strict=True)), rows)
+
+
+def measure(model: PreTrainedModel, case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    """Medians of the seconds of one case and of its ratio to h2o."""
+    length = args.step_length if case.by_step else args.length
+    k = Budget(fraction=args.budget).entries(length, length)
+    ids = torch.randint(model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    pair = {"h2o": Case(H2O()), "case": case}
+    seconds = interleaved({name: partial(read, model, ids, one, k) for name, one in pair.items()}, args.repeats)
+    return {
+        "policy": case.policy.name,
+        "prefill": case.prefill,
+        "positions": case.positions,
+        "tokens": length,
+        "seconds": statistics.median(seconds["case"]),
+        "over_h2o": median_ratio(seconds["case"], seconds["h2o"]),
+        "exempt": case.exempt,
+    }
+
+
+def label(row: dict[str, Any]) -> str:
+    """A case in a word or two, with what it does not share with h2o."""
+    unlike = {"prefill": "evict", "positions": "original"}
+    special = [f"{name}={row[name]}" for name, usual in unlike.items() if row[name] != usual]
+    special += ["in single tokens"] if row["exempt"] == "single tokens" else []
+    return ", ".join([row["policy"], *special])
 
 
 def read(model: PreTrainedModel, ids: torch.Tensor, case: Case, k: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 RUN = """
 import hashlib
 import torch
-from h2o_lab.attention import Caps, LayerState, attend, passage, scan, step
+from h2o_lab.attention import Caps, LayerState, attend, passage, step
 from h2o_lab.policies import H2O
 
 torch.manual_seed(0)
@@ -21,7 +21,7 @@ for scope in ("head", "layer"):
         out = attend(q[:, :, tokens], k[:, :, tokens], v[:, :, tokens], state, scale=0.35, executor="numba")
         found.update(out.numpy().tobytes() + state.scores.numpy().tobytes())
 print(found.hexdigest())
-for kernel in (passage._passage, scan._scan, step._step):
+for kernel in (passage._passage, step._step):
     print(len(kernel.signatures), sum(kernel.stats.cache_misses.values()))
 """
 
@@ -35,4 +35,4 @@ def test_a_process_that_compiles_and_one_that_loads_agree_to_the_bit(tmp_path):
     ]
     first, second = (done.stdout.split() for done in said)
     assert first == second
-    assert first[1:] == ["1", "0"] * 3, "one form of each kernel, and this process compiled none"
+    assert first[1:] == ["1", "0"] * 2, "one form of each kernel, and this process compiled none"

@@ -1,14 +1,17 @@
-"""Many tokens in one pass: the products, the turns, and the same cache as by blocks with a scan."""
+"""One token or many in a compiled pass: the products, the turns, and the cache that the reference leaves."""
 
 import numba
 import numpy as np
 import pytest
 import torch
+from conftest import random_model
 
-from h2o_lab.attention import Caps, LayerState, compiled, passage, scan
-from h2o_lab.attention.scan import NOWHERE
+from h2o_lab.attention import Caps, LayerState, compiled, kernel, passage, reference
+from h2o_lab.attention.lane import NOWHERE
+from h2o_lab.attention.rolling import ROOM
+from h2o_lab.attention.rotary import Rotary
 from h2o_lab.attention.tiles import COLUMNS, ROWS, dot, dot_panels, whole
-from h2o_lab.policies import H2O, Policy, StridedH2
+from h2o_lab.policies import H2O, H2OStreaming, Policy, Streaming, StridedH2, Tova
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (ROWS, COLUMNS, 8), (37, 70, 80), (96, 134, 64)])
@@ -48,18 +51,35 @@ CASES = [
     (H2O(), [40, 25], 3, 8, torch.float32, 60),
     (H2O(), [500, 3], 2, 80, torch.float32, 10),
     (H2O(group_reduce="max"), [33], 3, 16, torch.bfloat16, 0),
+    (H2O(scope="layer"), [40, 25], 2, 16, torch.float32, 60),
+    (Tova(), [40], 3, 64, torch.float32, 0),
     (StridedH2(), [40], 2, 16, torch.float32, 0),
 ]
 
 
 @pytest.mark.parametrize(("policy", "k", "group", "size", "dtype", "padding"), CASES)
-@pytest.mark.parametrize("calls", [[150], [1, 70, 2, 77]])
-def test_the_cache_is_the_one_that_a_scan_of_blocks_leaves(policy, k, group, size, dtype, padding, calls):
-    fed = [feed(way, policy, k, group, size, dtype, padding, calls) for way in (pass_, by_blocks)]
-    states, outputs = zip(*fed, strict=True)
-    given = torch.arange(150) >= padding
-    ours, theirs = (out[:, :, given] for out in outputs)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+@pytest.mark.parametrize("calls", [[150], [1, 70, 1, 1, 77]])
+def test_the_cache_is_the_one_that_the_reference_leaves(policy, k, group, size, dtype, padding, calls):
+    fed = [feed(way, policy, k, group, size, dtype, padding, calls) for way in (compiled.attend, reference.attend)]
+    compare(*fed, torch.arange(150) >= padding, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("policy", [H2OStreaming(), Streaming(), H2O(scope="layer", recent_fraction=0.1)])
+@pytest.mark.parametrize("parts", [0, 90])
+@pytest.mark.parametrize("rotary", [Rotary(random_model("llama")), Rotary(random_model("gpt_neox"))])
+def test_positions_roll_on_when_the_frame_is_set_back(policy, rotary, parts):
+    length = 2 * ROOM + 200
+    fed = [
+        feed(way, policy, [40, 25], 2, 8, torch.float32, 60, [length - parts, *[1] * parts], rotary)
+        for way in (compiled.attend, reference.attend)
+    ]
+    compare(*fed, torch.arange(length) >= 60, atol=1e-5)
+
+
+def compare(ours, theirs, given: torch.Tensor, atol: float) -> None:
+    """States and outputs of two ways to feed the same tokens; outputs of padding do not count."""
+    states, outputs = zip(ours, theirs, strict=True)
+    torch.testing.assert_close(*(out[:, :, given] for out in outputs), rtol=1e-4, atol=atol)
     assert torch.equal(states[0].evicted_at, states[1].evicted_at)
     orders = [state.positions.argsort(dim=-1) for state in states]
     for name in ("positions", "keys", "values"):
@@ -77,7 +97,7 @@ def test_the_number_of_threads_changes_no_bit():
     try:
         for threads in (1, 2):
             numba.set_num_threads(threads)
-            state, out = feed(pass_, H2O(), [40], 3, 64, torch.float32, 0, [150])
+            state, out = feed(passage.attend, H2O(), [40], 3, 64, torch.float32, 0, [150])
             found.append((out, state.scores, state.positions, state.keys))
     finally:
         numba.set_num_threads(before)
@@ -85,32 +105,33 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 def feed(
-    way, policy: Policy, k: list[int], group: int, size: int, dtype: torch.dtype, padding: int, calls: list[int]
+    way,
+    policy: Policy,
+    k: list[int],
+    group: int,
+    size: int,
+    dtype: torch.dtype,
+    padding: int,
+    calls: list[int],
+    rotary: Rotary | None = None,
 ) -> tuple[LayerState, torch.Tensor]:
-    """150 tokens, the first sequence padded on the left, in several calls; three KV heads."""
-    draw = torch.Generator().manual_seed(0)
-    q = torch.randn(len(k), 3 * group, 150, size, generator=draw).to(dtype)
-    keys, values = torch.randn(2, len(k), 3, 150, size, generator=draw).to(dtype)
-    valid = torch.ones(len(k), 150, dtype=torch.bool)
+    """Tokens in several calls, the first sequence padded on the left; three KV heads."""
+    kernel.ready()
+    draw, length = torch.Generator().manual_seed(0), sum(calls)
+    q = torch.randn(len(k), 3 * group, length, size, generator=draw).to(dtype)
+    keys, values = torch.randn(2, len(k), 3, length, size, generator=draw).to(dtype)
+    valid = torch.ones(len(k), length, dtype=torch.bool)
     valid[0, :padding] = False
-    state = LayerState.empty(policy, Caps.of(policy, k, [150] * len(k)), keys, values, record=True)
+    caps = Caps.of(policy, k, [length] * len(k))
+    state = LayerState.empty(policy, caps, keys, values, record=True, rotary=rotary)
     outputs, start = [], 0
     for tokens in calls:
         now = slice(start, start + tokens)
         state.reserve(int((state.seen + valid[:, now].sum(dim=1)).max()))
-        outputs.append(
-            way(q[:, :, now], keys[:, :, now], values[:, :, now], state, scale=size**-0.5, valid=valid[:, now])
-        )
+        part = (x[:, :, now] for x in (q, keys, values))
+        outputs.append(way(*part, state, scale=size**-0.5, valid=valid[:, now], static=None))
         start += tokens
     return state, torch.cat(outputs, dim=2)
-
-
-def pass_(*arguments, **named) -> torch.Tensor:
-    return passage.attend(*arguments, **named, static=None)
-
-
-def by_blocks(*arguments, **named) -> torch.Tensor:
-    return compiled.in_blocks(*arguments, **named, static=None, normaliser=None, walk=scan)
 
 
 def take(tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

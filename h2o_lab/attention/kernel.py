@@ -29,21 +29,18 @@ COMPILE = "from h2o_lab.attention.kernel import touch; touch()"
 @cache
 def ready() -> None:
     """Fill numba's cache where it lacks a kernel; the first time this takes about 40 s."""
-    from h2o_lab.attention import passage, rolling, scan, simd, step, tiles
+    from h2o_lab.attention import arrays, lane, passage, rolling, rules, simd, step, tiles
 
-    newest = max(
-        Path(str(module.__file__)).stat().st_mtime for module in (passage, rolling, scan, simd, step, tiles)
-    )
-    folder = scan._scan.stats.cache_path
+    modules = (arrays, lane, passage, rolling, rules, simd, step, tiles)
+    newest = max(Path(str(module.__file__)).stat().st_mtime for module in modules)
+    folder = passage._passage.stats.cache_path
     if folder is not None:
-        stored = [
-            list(Path(folder).glob(f"{name}-*.nbi")) for name in ("scan._scan", "step._step", "passage._passage")
-        ]
+        stored = [list(Path(folder).glob(f"{name}-*.nbi")) for name in ("step._step", "passage._passage")]
         if all(any(file.stat().st_mtime > newest for file in files) for files in stored):
             return
         # numba looks at the file of a function alone, not at those of the functions that it calls
-        for name in ("scan", "step", "passage", "tiles"):
-            for file in Path(folder).glob(f"{name}.*.nbi"):
+        for module in modules:
+            for file in Path(folder).glob(f"{module.__name__.rpartition('.')[2]}.*.nbi"):
                 file.unlink(missing_ok=True)
     log.info("compiling the CPU kernels (once, about 40 s)")
     place = os.pathsep.join([str(Path(h2o_lab.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -57,18 +54,11 @@ def ready() -> None:
 
 def touch() -> None:
     """Run each kernel once on next to nothing: they are then compiled, or loaded."""
-    from h2o_lab.attention import compiled, scan
+    from h2o_lab.attention import compiled
 
     policy = H2O()
-    token = torch.zeros(1, 1, 2, 8)
-    valid = torch.ones(1, 2, dtype=torch.bool)
-
-    def state() -> LayerState:
-        return LayerState.empty(policy, Caps.of(policy, [2]), token, token)
-
-    compiled.attend(token, token, token, state(), scale=1.0, valid=valid, static=None)
-    compiled.in_blocks(
-        token, token, token, state(), scale=1.0, valid=valid, static=None, normaliser=None, walk=scan
-    )
-    one = token[:, :, :1].contiguous()
-    compiled.attend(one, one, one, state(), scale=1.0, valid=valid[:, :1], static=None)
+    for length in (1, 2):
+        token = torch.zeros(1, 1, length, 8)
+        state = LayerState.empty(policy, Caps.of(policy, [2]), token, token, capacity=2)
+        valid = torch.ones(1, length, dtype=torch.bool)
+        compiled.attend(token, token, token, state, scale=1.0, valid=valid, static=None)

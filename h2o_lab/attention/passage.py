@@ -1,8 +1,10 @@
-"""Many tokens in one compiled pass: what `compiled` does with any scan, for heads on their own.
+"""Many tokens in one compiled pass on the CPU.
 
-A lane is one KV head of one sequence. For the time of the pass its keys lie in panels and its values in rows of a
-workspace of k + BLOCK columns, so that a block of tokens is two matrix products with the policy's walk in between,
-all in one thread and its nearest caches. Threads take turns with lanes, so that three lanes keep two threads busy.
+A lane is one KV head of one sequence, or all heads of a sequence where they keep the same tokens. For the time
+of the pass its keys lie in panels and its values in rows of a workspace of k + BLOCK columns, so that a block of
+tokens is two matrix products with the policy's walk in between, all in one thread and its nearest caches.
+Threads take turns with lanes, so that three lanes keep two threads busy. The mathematics is that of the
+reference executor, O(T k D) work and O(k) memory: no T x T map is formed.
 """
 
 from __future__ import annotations
@@ -15,18 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from h2o_lab.attention.scan import (
-    LAST,
-    MEAN,
-    NOWHERE,
-    account,
-    normalise,
-    pattern_floor,
-    place_tokens,
-    to_guards,
-    to_means,
-    victim,
-)
+from h2o_lab.attention.arrays import Angles, Entries, Rule, Tokens
+from h2o_lab.attention.lane import NOWHERE, enter, leave, load, place, roll, unload, walk
+from h2o_lab.attention.rolling import ROOM
 from h2o_lab.attention.state import LayerState
 from h2o_lab.attention.tiles import COLUMNS, ROWS, dot, dot_panels, whole
 
@@ -34,99 +27,71 @@ BLOCK = 32
 """Tokens between two matrix products."""
 PARTS = 8
 """Parts that a lane's tokens are cut into where threads go round the lanes."""
-NOTHING = np.zeros((1, 1, 1), np.float32)
-NO_RECORD = np.zeros((1, 1, 1), np.int32)
-
-
-class Tokens(NamedTuple):
-    """What is given: q [B, H * G, T, D], k and v [B, H, T, D], static [B, H, T] float32, valid [B, T] bool."""
-
-    q: NDArray[np.float32]
-    k: NDArray[np.float32]
-    v: NDArray[np.float32]
-    static: NDArray[np.float32]
-    valid: NDArray[np.bool_]
-
-
-class Entries(NamedTuple):
-    """The cache: arrays of `LayerState` of the same names; keys and values are only read."""
-
-    keys: NDArray[np.float32]
-    values: NDArray[np.float32]
-    positions: NDArray[np.int32]
-    scores: NDArray[np.float32]
-    ranks: NDArray[np.float32]
-    evicted_at: NDArray[np.int32]
-    seen: NDArray[np.int64]
-    caps: NDArray[np.int64]
-
-
-class Rule(NamedTuple):
-    """The policy: its priority; whether that never changes (`fixed`), lies in `ranks`, is given for new tokens
-    (`static`); whether evictions are recorded; whether a group's queries count by their largest (`by_max`)."""
-
-    priority: int
-    fixed: bool
-    ranked: bool
-    static: bool
-    records: bool
-    by_max: bool
 
 
 class Work(NamedTuple):
     """Memory of the pass.
 
     Attributes:
-        panels, rows, positions, scores, ranks: of each lane and column, what `LayerState` keeps per entry.
+        panels, rows: of each lane and head, keys as queries meet them, and values.
+        raw: keys without rotation, where positions roll.
+        positions, scores, ranks: of each lane and column, what `LayerState` keeps per entry.
+        places, moved: see `h2o_lab.attention.rolling`.
         owner: which of the tokens given a column holds, NOWHERE if none of them.
         offset: what is added to a column's logits: 0 while it is alive, -inf otherwise.
         guard: a column's position where a pattern has it, -1 elsewhere.
-        seen: of each lane, tokens so far.
-        queries, weights, mixed: of each worker, a block's queries, their logits or probabilities, their outputs.
+        seen, ahead: of each lane, tokens so far, and the place of the next one.
+        queries, weights: of each worker and head, a block's queries, their logits or probabilities.
+        mixed: of each worker, the outputs of a head.
         freed: of each worker, the columns whose entries a block has evicted.
     """
 
     panels: NDArray[np.float32]
     rows: NDArray[np.float32]
+    raw: NDArray[np.float32]
     positions: NDArray[np.int32]
     scores: NDArray[np.float32]
     ranks: NDArray[np.float32]
+    places: NDArray[np.int64]
+    moved: NDArray[np.bool_]
     owner: NDArray[np.int64]
     offset: NDArray[np.float32]
     guard: NDArray[np.int32]
     seen: NDArray[np.int64]
+    ahead: NDArray[np.int64]
     queries: NDArray[np.float32]
     weights: NDArray[np.float32]
     mixed: NDArray[np.float32]
     freed: NDArray[np.int64]
 
     @classmethod
-    def of(cls, lanes: int, workers: int, group: int, held: int, key_size: int, value_size: int) -> Work:
+    def of(cls, tokens: Tokens, lanes: int, workers: int, held: int, rolls: bool) -> Work:
         """For at most so many entries held. What a product may meet beyond its end is zero at first: of the numbers
         that lie about in memory, some (denormal ones) would take it ten times as long."""
+        batch, heads, _, key_size = tokens.k.shape
+        together, group = batch * heads // lanes, tokens.q.shape[1] // heads
         width, most = whole(held + BLOCK, COLUMNS), whole(group * BLOCK, ROWS)
-        broad = whole(value_size, COLUMNS)
+        broad = whole(tokens.v.shape[3], COLUMNS)
         per_column = lanes, width
         return cls(
-            panels=np.zeros((lanes, width // COLUMNS, key_size, COLUMNS), np.float32),
-            rows=np.zeros((lanes, width, broad), np.float32),
+            panels=np.zeros((lanes, together, width // COLUMNS, key_size, COLUMNS), np.float32),
+            rows=np.zeros((lanes, together, width, broad), np.float32),
+            raw=np.empty((lanes, together, width if rolls else 0, key_size), np.float32),
             positions=np.empty(per_column, np.int32),
             scores=np.empty(per_column, np.float32),
             ranks=np.empty(per_column, np.float32),
+            places=np.empty(per_column, np.int64),
+            moved=np.empty(per_column, np.bool_),
             owner=np.empty(per_column, np.int64),
             offset=np.empty(per_column, np.float32),
             guard=np.empty(per_column, np.int32),
             seen=np.empty(lanes, np.int64),
-            queries=np.zeros((workers, most, key_size), np.float32),
-            weights=np.zeros((workers, most, width), np.float32),
+            ahead=np.empty(lanes, np.int64),
+            queries=np.zeros((workers, together, most, key_size), np.float32),
+            weights=np.zeros((workers, together, most, width), np.float32),
             mixed=np.empty((workers, most, broad), np.float32),
             freed=np.empty((workers, width), np.int64),
         )
-
-
-def fits(state: LayerState, normaliser: torch.Tensor | None) -> bool:
-    """Whether this is such a case: each head on its own, no rolling positions."""
-    return state.policy.scope == "head" and state.rotary is None and normaliser is None
 
 
 def attend(
@@ -138,51 +103,36 @@ def attend(
     scale: float,
     valid: torch.Tensor,
     static: torch.Tensor | None,
+    normaliser: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `h2o_lab.attention.executors.attend`; `fits` holds."""
-    batch, heads, n, _ = k.shape
-    lanes, policy = batch * heads, state.policy
+    """See `h2o_lab.attention.executors.attend` and the reference executor; with a normaliser there is no output."""
+    batch, heads = k.shape[:2]
+    lanes = batch * (heads if state.policy.scope == "head" else 1)
     counts = valid.sum(dim=1)
     held = min(int((state.seen + counts).max()), int(state.caps.k.max()))
-    ranks = state.static if state.static is not None else state.ranking
     order = turns(lanes, numba.get_num_threads())
     out = torch.empty(*q.shape[:3], v.shape[-1])
-    slots = np.full((batch, heads, n), NOWHERE, np.int64)
+    slots = np.full(k.shape[:3], NOWHERE, np.int64)
+    tokens = Tokens.of(q, k, v, valid, static, normaliser)
     _passage(
-        Tokens(
-            q.float().contiguous().numpy(),
-            k.float().contiguous().numpy(),
-            v.float().contiguous().numpy(),
-            static.contiguous().numpy() if static is not None else NOTHING,
-            valid.contiguous().numpy(),
-        ),
-        Entries(
-            state.keys.float().numpy(),
-            state.values.float().numpy(),
-            state.positions.numpy(),
-            state.scores.numpy(),
-            ranks.numpy() if ranks is not None else NOTHING,
-            state.evicted_at.numpy() if state.evicted_at is not None else NO_RECORD,
-            state.seen.numpy(),
-            state.caps.table,
-        ),
-        Rule(
-            int(policy.priority),
-            policy.priority.fixed,
-            ranks is not None,
-            static is not None,
-            state.evicted_at is not None,
-            policy.group_reduce == "max",
-        ),
-        Work.of(lanes, order.shape[1], q.shape[1] // heads, held, k.shape[-1], v.shape[-1]),
+        tokens,
+        Entries.of(state),
+        Rule.of(state, static, normaliser),
+        Angles.of(state, valid, ROOM + BLOCK),
+        Work.of(tokens, lanes, order.shape[1], held, state.rotary is not None),
         order,
         np.float32(scale),
         slots,
         out.numpy(),
     )
-    place_tokens(state, k.contiguous(), v.contiguous(), slots)
+    for held_here, given in ((state.keys, k), (state.values, v)):
+        place(_bytes(held_here), _bytes(given.contiguous()), slots)
     np.add(state.seen.numpy(), counts.numpy(), out=state.seen.numpy())
     return out.to(q.dtype)
+
+
+def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    return tensor.view(torch.uint8).numpy()
 
 
 @cache
@@ -204,167 +154,35 @@ def turns(lanes: int, workers: int) -> NDArray[np.int64]:
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _passage(tokens, entries, rule, work, order, scale, slots, out):
+def _passage(tokens, entries, rule, angles, work, order, scale, slots, out):
     heads, n = tokens.k.shape[1:3]
-    group = tokens.q.shape[1] // heads
+    group, together = tokens.q.shape[1] // heads, work.rows.shape[1]
     blocks = (n + BLOCK - 1) // BLOCK
     for turn in range(len(order)):
         for worker in numba.prange(order.shape[1]):
             lane, part, parts = order[turn, worker]
             if lane == NOWHERE:
                 continue
-            b, h = lane // heads, lane % heads
+            b, first = lane * together // heads, lane * together % heads
             if part == 0:
-                _load(entries, rule, work, lane, b, h)
+                load(entries, rule, angles, work, lane, b, first)
             for block in range(part * blocks // parts, (part + 1) * blocks // parts):
                 start, stop = block * BLOCK, min((block + 1) * BLOCK, n)
                 size, held = stop - start, min(work.seen[lane], entries.caps[b, 0])
-                weights, mixed = work.weights[worker], work.mixed[worker]
-                _enter(tokens, entries.caps[b], rule, work, worker, lane, held, b, h, start, stop, scale)
-                dot_panels(work.queries[worker], work.panels[lane], weights, group * size, held + size)
-                valid = tokens.valid[b, start:stop]
-                gone = _walk(valid, group, entries, rule, work, worker, lane, held, b, h)
-                dot(weights, work.rows[lane], mixed, group * size, held + size)
-                _leave(rule, work, worker, lane, held, gone, size)
-                for g in range(group):
-                    out[b, h * group + g, start:stop] = mixed[g * size : (g + 1) * size, : out.shape[3]]
+                if rule.rolls:
+                    roll(angles, work, lane, held)
+                caps, queries, weights = entries.caps[b], work.queries[worker], work.weights[worker]
+                enter(tokens, caps, rule, angles, work, worker, lane, held, b, first, start, stop, scale)
+                for h in range(together):
+                    dot_panels(queries[h], work.panels[lane, h], weights[h], group * size, held + size)
+                gone = walk(tokens, entries, rule, angles, work, worker, lane, held, b, first, start, stop)
+                if not rule.relative:
+                    mixed = work.mixed[worker]
+                    for h in range(together):
+                        dot(weights[h], work.rows[lane, h], mixed, group * size, held + size)
+                        for g in range(group):
+                            target = out[b, (first + h) * group + g, start:stop]
+                            target[:] = mixed[g * size : (g + 1) * size, : out.shape[3]]
+                leave(rule, work, worker, lane, held, gone, size)
             if part == parts - 1:
-                _unload(entries, rule, work, lane, b, h, slots)
-
-
-@numba.njit(cache=True)
-def _load(entries, rule, work, lane, b, h):
-    """Bring a lane's entries into the workspace."""
-    work.seen[lane] = entries.seen[b]
-    for i in range(min(entries.seen[b], entries.caps[b, 0])):
-        _write(work, lane, i, entries.keys[b, h, i], entries.values[b, h, i])
-        work.positions[lane, i] = entries.positions[b, h, i]
-        work.scores[lane, i] = entries.scores[b, h, i]
-        work.owner[lane, i] = NOWHERE
-        if rule.ranked:
-            work.ranks[lane, i] = entries.ranks[b, h, i]
-
-
-@numba.njit(cache=True)
-def _write(work, lane, column, key, value):
-    panel, place = column // COLUMNS, column % COLUMNS
-    for d in range(len(key)):
-        work.panels[lane, panel, d, place] = key[d]
-    for d in range(len(value)):
-        work.rows[lane, column, d] = value[d]
-
-
-@numba.njit(cache=True)
-def _enter(tokens, caps, rule, work, worker, lane, held, b, h, start, stop, scale):
-    """Put a block's tokens behind the entries held, and its queries, scaled, below each other."""
-    size, group = stop - start, tokens.q.shape[1] // tokens.k.shape[1]
-    now = work.seen[lane]
-    for j in range(size):
-        column, token = held + j, start + j
-        _write(work, lane, column, tokens.k[b, h, token], tokens.v[b, h, token])
-        work.positions[lane, column] = now if tokens.valid[b, token] else -1
-        now += tokens.valid[b, token]
-        work.scores[lane, column] = 0
-        work.owner[lane, column] = token
-        if rule.ranked:
-            work.ranks[lane, column] = tokens.static[b, h, token] if rule.static else np.float32(0.0)
-        for g in range(group):
-            for d in range(tokens.q.shape[3]):
-                work.queries[worker, g * size + j, d] = tokens.q[b, h * group + g, token, d] * scale
-    work.offset[lane, :held] = 0
-    work.offset[lane, held : held + size] = -np.inf
-    work.guard[lane, : held + size] = -1
-    if caps[6] > 0:
-        end = held + size
-        to_guards(work.guard[lane, :end], work.positions[lane, :end], caps[4], caps[5], caps[6])
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _walk(valid, group, entries, rule, work, worker, lane, held, b, h):
-    """Take a block's tokens one after the other: logits become probabilities, zero for what is not held.
-
-    Returns:
-        How many of the entries held before have gone; `work.freed` has their columns.
-    """
-    cap, recent, sink, share, period, first, broad = entries.caps[b]
-    sink = np.int32(sink)
-    positions, scores, offset = work.positions[lane], work.scores[lane], work.offset[lane]
-    end = held + len(valid)
-    received = np.empty(end, np.float32)
-    source = scores
-    if rule.ranked:
-        source = work.ranks[lane]
-    elif rule.fixed:
-        source = np.zeros(end, np.float32)
-    values = source
-    if rule.priority == MEAN:
-        values = np.empty(end, np.float32)
-    floor = np.int32(0)
-    now, alive, gone = work.seen[lane], held, 0
-    for j in range(len(valid)):
-        if not valid[j]:
-            for g in range(group):
-                work.weights[worker, g * len(valid) + j, :end] = 0
-            continue
-        new = held + j
-        if alive == cap:
-            newest = np.int32(now - recent)
-            if rule.priority == MEAN:
-                to_means(values, source, positions, new, np.int32(now))
-            if broad > 0:
-                floor = np.int32(pattern_floor(now - recent, share, period, first, broad))
-            out = victim(new, positions, values, offset, work.guard[lane], newest, sink, floor)
-            offset[out] = -np.inf
-            if rule.records:
-                entries.evicted_at[b, h, positions[out]] = now
-            alive -= 1
-            if out < held:
-                work.freed[worker, gone] = out
-                gone += 1
-        offset[new] = 0
-        alive += 1
-        now += 1
-        for g in range(group):
-            row = work.weights[worker, g * len(valid) + j, :end]
-            normalise(row, offset, received, new + 1, g == 0, rule.by_max, False, np.float32(0.0))
-        account(scores, received, new + 1, rule.priority == LAST)
-    work.seen[lane] = now
-    return gone
-
-
-@numba.njit(cache=True)
-def _leave(rule, work, worker, lane, held, gone, size):
-    """Move a block's tokens that are still held to the columns that became free."""
-    free = held
-    for column in range(held, held + size):
-        if work.offset[lane, column] != 0:
-            continue
-        if gone > 0:
-            gone -= 1
-            target = work.freed[worker, gone]
-        else:
-            target = free
-            free += 1
-        if target == column:
-            continue
-        here, there = column // COLUMNS, target // COLUMNS
-        for d in range(work.panels.shape[2]):
-            work.panels[lane, there, d, target % COLUMNS] = work.panels[lane, here, d, column % COLUMNS]
-        work.rows[lane, target] = work.rows[lane, column]
-        work.positions[lane, target] = work.positions[lane, column]
-        work.scores[lane, target] = work.scores[lane, column]
-        work.owner[lane, target] = work.owner[lane, column]
-        if rule.ranked:
-            work.ranks[lane, target] = work.ranks[lane, column]
-
-
-@numba.njit(cache=True)
-def _unload(entries, rule, work, lane, b, h, slots):
-    """Write back what changed, and name the slots of the tokens that stay."""
-    for i in range(min(work.seen[lane], entries.caps[b, 0])):
-        entries.positions[b, h, i] = work.positions[lane, i]
-        entries.scores[b, h, i] = work.scores[lane, i]
-        if rule.ranked:
-            entries.ranks[b, h, i] = work.ranks[lane, i]
-        if work.owner[lane, i] != NOWHERE:
-            slots[b, h, work.owner[lane, i]] = i
+                unload(entries, rule, work, lane, b, first, slots)

@@ -1,76 +1,44 @@
-"""Virtual positions inside a compiled block (`positions: rolling`).
+"""Virtual positions inside a compiled pass (`positions: rolling`).
 
-Within a block a query stands at (entries held at its start + tokens since), and every key at its rank at the start:
-one matrix product of rotated keys is right for all entries until an eviction. An eviction moves the entries older
-than the victim by one step toward the query; those are rotated again from their unrotated keys, so that no error
-builds up, and their logits are taken one by one.
+Places are counted in a frame in which a query stands behind all tokens before it, and a key where it came in: one
+matrix product of rotated keys is right for all entries until an eviction. That moves the entries older than the
+victim by one step toward the query; their logits are then taken one by one, from keys that are rotated anew, so
+that no error builds up. Only distances matter, so the frame is set back to ranks by age every `ROOM` evictions.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numba
 import numpy as np
-import torch
 
 from h2o_lab.attention.simd import FAST
-from h2o_lab.attention.state import LayerState
+
+ROOM = 512
+"""How far places may be above ranks by age."""
 
 
-class Rolling(NamedTuple):
-    """What a block needs to move keys.
+@numba.njit(cache=True)
+def places_by_age(places, positions):
+    """The rank of each entry by its position; 0 for the oldest."""
+    order = np.argsort(positions)
+    for rank in range(len(order)):
+        places[order[rank]] = rank
 
-    Attributes:
-        raw, rotated: float32 [B, H, held + n, D], keys without rotation, and at their virtual position.
-        queries: float32 [B, H, G, n, D], scaled, at theirs.
-        places: int64 [B, L, held + n], virtual positions of the columns.
-        cos, sin: float32 [N, R / 2], of positions 0 .. N-1.
-    """
 
-    raw: torch.Tensor
-    rotated: torch.Tensor
-    queries: torch.Tensor
-    places: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    @classmethod
-    def of(cls, state: LayerState, keys, queries, held: int, order: torch.Tensor, lanes: int) -> Rolling:
-        """Rotate a block.
-
-        Args:
-            state: the layer's cache before the block.
-            keys: float32 [B, H, held + n, D], without rotation.
-            queries: float32 [B, H, G, n, D], scaled, without rotation.
-            held: number of columns that come from the cache.
-            order: int64 [B, n], how many tokens of the block came up to each column.
-            lanes: 1 where the heads keep the same tokens, else H.
-        """
-        assert state.rotary is not None
-        batch, heads = keys.shape[:2]
-        arrival = (state.held[:, None] + order - 1).clamp(min=0)
-        places = torch.cat([state.ranks(held), arrival[:, None].expand(batch, heads, -1)], dim=2)
-        span = int(torch.minimum(state.seen + order[:, -1], state.caps.k).max())
-        rotated = state.rotary.rotate(keys, places, span)
-        queries = state.rotary.rotate(queries, arrival[:, None, None], span).contiguous()
-        cos, sin = state.rotary.tables(int(places.max()) + 1, span, keys.device)
-        return cls(keys.contiguous(), rotated, queries, places[:, :lanes].contiguous(), cos, sin)
-
-    @classmethod
-    def nothing(cls) -> Rolling:
-        """Stand-ins of the right types for a block without virtual positions."""
-        keys, table = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1)
-        return cls(keys, keys, torch.zeros(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.int64), table, table)
-
-    def arrays(self) -> list[np.ndarray]:
-        """What the scan takes: all but the rotated keys, which the block's matrix product has used."""
-        return [x.numpy() for x in (self.raw, self.queries, self.places, self.cos, self.sin)]
+@numba.njit(cache=True, fastmath=FAST, error_model="numpy")
+def rotate(target, key, cos, sin):
+    """target = key, rotated by an angle for each pair of dimensions; the others follow as they are."""
+    half = len(cos)
+    for d in range(half):
+        target[d] = key[d] * cos[d] - key[half + d] * sin[d]
+        target[half + d] = key[half + d] * cos[d] + key[d] * sin[d]
+    for d in range(2 * half, len(key)):
+        target[d] = key[d]
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
 def shift(victim, end, positions, offset, places, moved):
-    """Move the living columns that are older than the position `victim`, in all heads of the lane."""
+    """Move the living columns that are older than the position `victim`."""
     for i in range(end):
         older = (offset[i] == 0) & (positions[i] < victim)
         places[i] += older
@@ -78,28 +46,28 @@ def shift(victim, end, positions, offset, places, moved):
 
 
 @numba.njit(fastmath=FAST, cache=True, error_model="numpy")
-def moved_logits(weights, j, end, moved, offset, queries, raw, places, cos, sin, rotated):
-    """Replace the logits of columns that have moved since the block's matrix product, for token j of one head.
+def moved_logits(weights, queries, first, step, end, moved, offset, raw, places, angles, rotated):
+    """Replace the logits of columns that have moved since the block's matrix product, for one token of one head.
 
     Args:
-        weights: float32 [G, n, held + n].
-        queries: float32 [G, n, D].
-        raw: float32 [held + n, D].
+        weights: float32 [R, W]; the token has rows `first`, `first + step` and so on, as in the queries.
+        queries: float32 [R, D].
+        raw: float32 [W, D], keys without rotation.
         rotated: float32 [D], scratch.
     """
-    half = cos.shape[1]
+    half = angles.cos.shape[1]
     x, y = rotated[:half], rotated[half : 2 * half]
     for i in range(end):
         if moved[i] and offset[i] == 0:
             # slices: LLVM turns the loops into SIMD only where it knows each row's length
-            a, b, c, s = raw[i, :half], raw[i, half : 2 * half], cos[places[i]], sin[places[i]]
+            a, b, c, s = raw[i, :half], raw[i, half : 2 * half], angles.cos[places[i]], angles.sin[places[i]]
             for d in range(half):
                 x[d] = a[d] * c[d] - b[d] * s[d]
                 y[d] = b[d] * c[d] + a[d] * s[d]
             rotated[2 * half :] = raw[i, 2 * half :]
-            for g in range(len(queries)):
-                query = queries[g, j]
+            for row in range(first, len(queries), step):
+                query = queries[row]
                 total = np.float32(0.0)
                 for d in range(len(rotated)):
                     total += query[d] * rotated[d]
-                weights[g, j, i] = total
+                weights[row, i] = total

@@ -38,6 +38,8 @@ class Rotary:
             )
         self.module = modules[0]
         self.device = cast(torch.Tensor, self.module.inv_freq).device
+        self.changing = getattr(self.module, "rope_type", "default") in CHANGING
+        """Whether frequencies follow the entries held."""
         self._frequencies: torch.Tensor | None = None
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self._check_convention(model)
@@ -53,7 +55,7 @@ class Rotary:
         Returns:
             Two float32 [N, R / 2] with N >= size, R being the rotated dimensions.
         """
-        if self._frequencies is None or getattr(self.module, "rope_type", "default") in CHANGING:
+        if self._frequencies is None or self.changing:
             # forward, not the module itself: in a context, its hook sets positions to zero
             ends = torch.tensor([[0, span - 1]], device=self.device)
             self.module.forward(torch.zeros(1, device=self.device), ends)

@@ -1,8 +1,9 @@
 """One token for every sequence, in one compiled pass over the cache as it lies: only the new entry is copied.
 
-What `compiled` does for a block of tokens, for the case that decoding is made of. A lane is one KV head of one
-sequence: its victim's slot is taken by the new token, its query heads share every load of keys and values, and the
-scores grow by what they gave.
+What `passage` does for many tokens, for the case that decoding is made of. A lane is one KV head of one
+sequence: its victim's slot is taken by the new token, its query heads share every load of keys and values, and
+the scores grow by what they gave. Heads that keep the same tokens find the same victim, each for itself, and
+share what they gave.
 """
 
 from __future__ import annotations
@@ -11,25 +12,19 @@ import numba
 import numpy as np
 import torch
 
-from h2o_lab.attention.scan import LAST, MEAN, account, normalise, pattern_floor, to_guards, to_means, victim
+from h2o_lab.attention.arrays import Angles, Entries, Rule, Tokens
+from h2o_lab.attention.rolling import moved_logits, places_by_age, rotate
+from h2o_lab.attention.rules import LAST, MEAN, account, normalise, pattern_floor, to_guards, to_means, victim
 from h2o_lab.attention.simd import FAST
 from h2o_lab.attention.state import LayerState
 
 TILE = 64
 """Entries that all query heads of a group read before the next ones: their keys stay in the nearest cache."""
-NOTHING = np.zeros((1, 1, 1), np.float32)
 
 
 def fits(q: torch.Tensor, state: LayerState, normaliser: torch.Tensor | None) -> bool:
-    """Whether this is such a case: one token, float32, each head on its own, no rolling and no record."""
-    return (
-        q.shape[2] == 1
-        and q.dtype == state.keys.dtype == torch.float32
-        and state.policy.scope == "head"
-        and state.rotary is None
-        and state.evicted_at is None
-        and normaliser is None
-    )
+    """Whether this is such a case: one token, in float32."""
+    return q.shape[2] == 1 and q.dtype == state.keys.dtype == torch.float32 and normaliser is None
 
 
 def attend(
@@ -44,27 +39,13 @@ def attend(
 ) -> torch.Tensor:
     """See `h2o_lab.attention.executors.attend`; T is 1, and `fits` holds."""
     out = torch.zeros(*q.shape[:3], v.shape[-1])
-    ranks = state.static if state.static is not None else state.ranking
-    policy = state.policy
     _step(
-        q.contiguous().numpy(),
-        k.contiguous().numpy(),
-        v.contiguous().numpy(),
-        state.keys.numpy(),
-        state.values.numpy(),
-        state.positions.numpy(),
-        state.scores.numpy(),
-        ranks.numpy() if ranks is not None else NOTHING,
-        static.contiguous().numpy() if static is not None else NOTHING,
-        valid.contiguous().numpy(),
-        state.seen.numpy(),
-        state.caps.table,
+        Tokens.of(q, k, v, valid, static, None),
+        Entries.of(state),
+        Rule.of(state, static, None),
+        Angles.of(state, valid, 0),
+        state.policy.scope != "head",
         np.float32(scale),
-        int(policy.priority),
-        policy.priority.fixed,
-        ranks is not None,
-        static is not None,
-        policy.group_reduce == "max",
         out.numpy(),
     )
     state.seen = state.seen + valid[:, 0]
@@ -90,72 +71,104 @@ def _mix(out, row, values, start, end):
             out[d] += share * values[i, d]
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _step(
-    q,
-    k,
-    v,
-    keys,
-    values,
-    positions,
-    scores,
-    ranks,
-    static,
-    valid,
-    seen,
-    caps,
-    scale,
-    priority,
-    fixed,
-    has_ranks,
-    has_static,
-    by_max,
-    out,
-):
-    batch, heads = keys.shape[:2]
-    group = q.shape[1] // heads
+@numba.njit(parallel=True, cache=True)
+def _step(tokens, entries, rule, angles, shared, scale, out):
+    batch, heads = entries.keys.shape[:2]
+    gains = np.zeros((batch, heads, entries.keys.shape[2] if shared else 0), np.float32)
     for lane in numba.prange(batch * heads):
         b, h = lane // heads, lane % heads
-        if not valid[b, 0]:
-            continue
-        cap, recent, sink = caps[b, 0], caps[b, 1], np.int32(caps[b, 2])
-        share, period, first, broad = caps[b, 3], caps[b, 4], caps[b, 5], caps[b, 6]
-        now = seen[b]
-        held = min(now, cap)
-        at, score = positions[b, h], scores[b, h]
-        alive = np.zeros(held + 1, np.float32)
-        slot = held
-        if held == cap:
-            source = score
-            if has_ranks:
-                source = ranks[b, h]
-            elif fixed:
-                source = np.zeros(held, np.float32)
-            if priority == MEAN:
-                means = np.empty(held, np.float32)
-                to_means(means, source, at, held, np.int32(now))
-                source = means
-            guard = np.full(held, -1, np.int32)
-            floor = np.int32(0)
-            if broad > 0:
-                to_guards(guard, at, period, first, broad)
-                floor = np.int32(pattern_floor(now - recent, share, period, first, broad))
-            slot = victim(held, at, source, alive, guard, np.int32(now - recent), sink, floor)
-        end = max(held, slot + 1)
-        keys[b, h, slot] = k[b, h, 0]
-        values[b, h, slot] = v[b, h, 0]
-        at[slot] = np.int32(now)
-        score[slot] = np.float32(0.0)
-        if has_ranks:
-            ranks[b, h, slot] = static[b, h, 0] if has_static else np.float32(0.0)
-        weights = np.empty((group, end), np.float32)
-        received = np.empty(end, np.float32)
+        if tokens.valid[b, 0]:  # in a function: Numba may drop what prange writes to the arrays of a tuple
+            _serve(tokens, entries, rule, angles, shared, scale, gains[b, h], out, b, h)
+    if shared:
+        for b in range(batch):
+            if tokens.valid[b, 0]:
+                _credit(entries, rule, gains[b], b)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _serve(tokens, entries, rule, angles, shared, scale, gains, out, b, h):
+    """What one lane does: make room, insert, attend, account."""
+    heads = tokens.k.shape[1]
+    group = tokens.q.shape[1] // heads
+    now = entries.seen[b]
+    slot = _slot(entries, rule, now, b, h)
+    end = max(min(now, entries.caps[b, 0]), slot + 1)
+    keys, values, positions = entries.keys[b, h], entries.values[b, h], entries.positions[b, h]
+    keys[slot] = tokens.k[b, h, 0]
+    values[slot] = tokens.v[b, h, 0]
+    positions[slot] = np.int32(now)
+    entries.scores[b, h, slot] = np.float32(0.0)
+    if rule.ranked:
+        entries.ranks[b, h, slot] = tokens.static[b, h, 0] if rule.static else np.float32(0.0)
+    weights = np.empty((group, end), np.float32)
+    received, alive = np.empty(end, np.float32), np.zeros(end, np.float32)
+    if rule.rolls:
+        _rolled_products(weights, tokens.q, keys, positions, alive, angles, end, scale, b, h)
+    else:
         for start in range(0, end, TILE):
             for g in range(group):
-                _products(weights[g], q[b, h * group + g, 0], keys[b, h], start, min(start + TILE, end), scale)
+                query = tokens.q[b, h * group + g, 0]
+                _products(weights[g], query, keys, start, min(start + TILE, end), scale)
+    for g in range(group):
+        normalise(weights[g], alive, received, end, g == 0, rule.by_max, False, np.float32(0.0))
+    if shared:
+        gains[:end] = received
+    else:
+        account(entries.scores[b, h], received, end, rule.priority == LAST)
+    for start in range(0, end, TILE):
         for g in range(group):
-            normalise(weights[g], alive, received, end, g == 0, by_max, False, np.float32(0.0))
-        account(score, received, end, priority == LAST)
-        for start in range(0, end, TILE):
-            for g in range(group):
-                _mix(out[b, h * group + g, 0], weights[g], values[b, h], start, min(start + TILE, end))
+            _mix(out[b, h * group + g, 0], weights[g], values, start, min(start + TILE, end))
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _slot(entries, rule, now, b, h):
+    """Where the new token goes: behind the entries held, or in the place of one."""
+    cap, recent, sink, share, period, first, broad = entries.caps[b]
+    if now < cap:
+        return now
+    positions = entries.positions[b, h]
+    source = entries.scores[b, h]
+    if rule.ranked:
+        source = entries.ranks[b, h]
+    elif rule.fixed:
+        source = np.zeros(cap, np.float32)
+    if rule.priority == MEAN:
+        means = np.empty(cap, np.float32)
+        to_means(means, source, positions, cap, np.int32(now))
+        source = means
+    guard = np.full(cap, -1, np.int32)
+    floor = np.int32(0)
+    if broad > 0:
+        to_guards(guard, positions, period, first, broad)
+        floor = np.int32(pattern_floor(now - recent, share, period, first, broad))
+    alive = np.zeros(cap, np.float32)
+    out = victim(cap, positions, source, alive, guard, np.int32(now - recent), np.int32(sink), floor)
+    if rule.records:
+        entries.evicted_at[b, h, positions[out]] = now
+    return out
+
+
+@numba.njit(cache=True)
+def _rolled_products(weights, q, keys, positions, alive, angles, end, scale, b, h):
+    """The same as `_products` for all queries of a lane, by virtual positions."""
+    group, size = len(weights), q.shape[3]
+    rotated, turned = np.empty((group, size), np.float32), np.empty(size, np.float32)
+    for g in range(group):
+        rotate(rotated[g], q[b, h * group + g, 0], angles.cos[end - 1], angles.sin[end - 1])
+        for d in range(size):
+            rotated[g, d] *= scale
+    places, all_of_them = np.empty(end, np.int64), np.ones(end, np.bool_)
+    places_by_age(places, positions[:end])
+    moved_logits(weights, rotated, 0, 1, end, all_of_them, alive, keys, places, angles, turned)
+
+
+@numba.njit(cache=True)
+def _credit(entries, rule, gains, b):
+    """Let the entries of all heads grow by what they received together."""
+    heads = len(gains)
+    end = min(entries.seen[b] + 1, entries.caps[b, 0])
+    total = gains[0]
+    for h in range(1, heads):
+        account(total, gains[h], end, False)
+    for h in range(heads):
+        account(entries.scores[b, h], total, end, rule.priority == LAST)

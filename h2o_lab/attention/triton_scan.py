@@ -1,18 +1,20 @@
-"""The policy as a scan over a block of tokens, for CUDA: see `h2o_lab.attention.scan`, whose meaning it has.
+"""The policy as a scan over a block of tokens, for CUDA: evict, insert, normalise, account.
 
-A program is one lane. It keeps what is known of all columns in registers and walks over the tokens of the block in
-order, reading and writing each row of logits once. Where nobody reaches the cap, no token waits for another, and
-plain tensor operations do.
+Columns 0 .. held-1 are the entries held before the block, column held + j is token j of the block. A program is
+one lane: one KV head of one sequence, or one sequence where its heads keep the same tokens (L lanes a sequence).
+It keeps what is known of all columns in registers and walks over the tokens of the block in order, reading and
+writing each row of logits once. Where nobody reaches the cap, no token waits for another, and plain tensor
+operations do.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from h2o_lab.attention.rolling import Rolling
-from h2o_lab.attention.scan import Columns
 from h2o_lab.attention.state import NEVER, LayerState
 from h2o_lab.attention.triton_rules import is_open, order_of, position_of
 from h2o_lab.policies import Priority
@@ -22,6 +24,24 @@ NARROWEST = 128
 COLUMNS_PER_WARP = 256
 
 
+class Columns(NamedTuple):
+    """What is known of each column.
+
+    Attributes:
+        positions: int32 [B, L, held + n]; EMPTY marks columns that hold nothing.
+        scores: float32 [B, L, held + n], changed in place.
+        ranks: float32 [B, L, held + n], numbers that rank in place of the scores, or None.
+        died: int32 [B, L, held + n] out: the position of the token that a column made room for, or NEVER.
+        slots: int64 [B, L, n] out: the slot each token of the block ends up in, NOWHERE if it did not survive.
+    """
+
+    positions: torch.Tensor
+    scores: torch.Tensor
+    ranks: torch.Tensor | None
+    died: torch.Tensor
+    slots: torch.Tensor
+
+
 def run(
     weights: torch.Tensor,
     columns: Columns,
@@ -29,10 +49,17 @@ def run(
     valid: torch.Tensor,
     held: int,
     normaliser: torch.Tensor | None,
-    rolling: Rolling | None,
 ) -> None:
-    """Walk one block; the arguments are those of `h2o_lab.attention.scan.run`, without virtual positions."""
-    assert rolling is None
+    """Walk one block.
+
+    Args:
+        weights: float32 [B, H, G, n, held + n], logits in, probabilities out.
+        columns: see there.
+        state: the layer's cache, for its caps and policy; not changed.
+        valid: bool [B, n].
+        held: number of columns that come from the cache.
+        normaliser: float32 [B, H, G, n], see the reference executor; the weights are then relative to it.
+    """
     batch, heads, group, n, width = weights.shape
     if bool((state.seen + n <= state.caps.k).all()):
         _run_without_evictions(weights, columns, state, valid, held, normaliser)
