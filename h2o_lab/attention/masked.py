@@ -59,15 +59,17 @@ def attend(
         glance = Glance(
             logits,
             query_at[:, part],
-            torch.arange(logits.shape[-1], device=q.device),
+            rows.key_at[: logits.shape[-1]],
             state.caps.budget,
             state.caps.recent,
             heavy,
             state.columns,
         )
-        seen = logits.masked_fill(~policy.visible(glance), -torch.inf)
-        p = seen.masked_fill(~valid[:, part][:, None, None, :, None], 0).softmax(dim=-1)
-        out[:, :, part] = (p.flatten(2, 3) @ rows.values).view(*q.shape[:2], -1, v.shape[-1]).to(q.dtype)
+        logits.masked_fill_(~policy.visible(glance), -torch.inf)
+        if not valid[:, part].all():
+            logits.masked_fill_(~valid[:, part][:, None, None, :, None], 0)
+        mixed = logits.softmax(dim=-1).flatten(2, 3) @ rows.values[:, :, : logits.shape[-1]]
+        out[:, :, part] = mixed.view(*q.shape[:2], -1, v.shape[-1]).to(q.dtype)
     return out
 
 
@@ -81,22 +83,23 @@ class _Rows:
         self.key_at = torch.arange(width, device=q.device)
 
     def blocks(self, block: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """(columns of the call, float32 [B, H, G, n, W] with -inf for what lies ahead)."""
+        """(columns of the call, float32 [B, H, G, n, W] with -inf for what lies ahead of each)."""
         batch, heads = self.keys.shape[:2]
         for start in range(0, self.q.shape[2], block):
             part = slice(start, min(start + block, self.q.shape[2]))
             query = self.q[:, :, part].reshape(batch, heads, -1, self.q.shape[-1]).float() * self.scale
-            logits = query @ self.keys.transpose(2, 3)
-            ahead = self.key_at > self.query_at[:, part, None]
-            logits = logits.view(batch, heads, -1, part.stop - start, len(self.key_at))
-            yield part, logits.masked_fill(ahead[:, None, None], -torch.inf)
+            end = int(self.query_at[:, part].max()) + 1
+            logits = query @ self.keys[:, :, :end].transpose(2, 3)
+            logits = logits.view(batch, heads, -1, part.stop - start, end)
+            ahead = self.key_at[:end] > self.query_at[:, part, None]
+            yield part, logits.masked_fill_(ahead[:, None, None], -torch.inf)
 
     def received_by_columns(self, block: int) -> torch.Tensor:
         """float32 [B, H, W], probabilities summed over all queries and the group; -inf behind a row's end."""
         total = torch.zeros(*self.keys.shape[:3], device=self.q.device)
         for part, logits in self.blocks(block):
             p = logits.softmax(dim=-1).masked_fill(~self.valid[:, part][:, None, None, :, None], 0)
-            total += p.sum(dim=(2, 3))
+            total[:, :, : p.shape[-1]] += p.sum(dim=(2, 3))
         length = self.valid.sum(dim=1)
         return total.masked_fill((self.key_at >= length[:, None])[:, None], -torch.inf)
 

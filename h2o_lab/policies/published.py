@@ -61,7 +61,8 @@ class GlobalH2Mask(SparsePolicy):
     def visible(self, glance: Glance) -> torch.Tensor:
         assert glance.columns is not None
         heavy = torch.tensor([max(1, share(self.heavy_fraction, k)) for k in glance.k.tolist()])
-        return largest(glance.columns, heavy)[:, :, None, None] | band(glance, glance.recent + 1)
+        columns = largest(glance.columns, heavy)[:, :, None, None, : len(glance.key)]
+        return columns | band(glance, glance.recent + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

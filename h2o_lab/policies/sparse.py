@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from h2o_lab.policies.base import Policy
@@ -14,13 +15,13 @@ class Glance(NamedTuple):
     """What a block of n queries could attend to, for a rule that chooses.
 
     Attributes:
-        logits: float32 [B, H, G, n, W], -inf where causality or padding forbids; W tokens were seen.
+        logits: float32 [B, H, G, n, W], -inf where causality or padding forbids; W ends with the last query.
         query: int64 [B, n], positions of the queries.
         key: int64 [W], positions of the keys.
         k: int64 [B], the budget.
         recent: int64 [B], size of the recent set.
         heavy: bool [B, H, n, W], what the companion holds at each query, or None.
-        columns: float32 [B, H, W], what each token receives from all queries of the text, or None.
+        columns: float32 [B, H, T], what each token of the text receives from all its queries, or None.
     """
 
     logits: torch.Tensor
@@ -66,12 +67,20 @@ def largest(values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     chosen = torch.zeros_like(values, dtype=torch.bool)
     for b, most in enumerate(count.clamp(max=width).tolist()):
         if most > 0:
-            threshold = values[b].kthvalue(width - most + 1, dim=-1, keepdim=True).values
-            above, tied = values[b] > threshold, values[b] == threshold
-            short = most - above.sum(dim=-1, keepdim=True)
-            from_the_end = tied.flip(-1).cumsum(dim=-1).flip(-1)
-            chosen[b] = above | (tied & (from_the_end <= short))
-    return chosen & (values > -torch.inf)
+            threshold = _ranked(values[b], width - most)
+            chosen[b] = (values[b] >= threshold) & (values[b] > -torch.inf)
+            if int(chosen[b].sum(dim=-1).max()) > most:
+                tied = chosen[b] & (values[b] == threshold)
+                short = most - (chosen[b] & ~tied).sum(dim=-1, keepdim=True)
+                chosen[b] &= ~tied | (tied.flip(-1).cumsum(dim=-1).flip(-1) <= short)
+    return chosen
+
+
+def _ranked(values: torch.Tensor, rank: int) -> torch.Tensor:
+    """[..., 1], the value that has so many before it in ascending order, along the last dimension."""
+    if values.device.type == "cpu":  # seven times as fast as kthvalue
+        return torch.from_numpy(np.partition(values.detach().numpy(), rank, axis=-1)[..., rank : rank + 1])
+    return values.kthvalue(rank + 1, dim=-1, keepdim=True).values
 
 
 def band(glance: Glance, width: torch.Tensor) -> torch.Tensor:
