@@ -3,111 +3,25 @@
 import json
 import re
 import shutil
-import sys
-from html.parser import HTMLParser
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
-from stored import store
+from report_pages import cell, read, sweep
 
-from h2o_lab import log
 from h2o_lab.errors import UserError
 from h2o_lab.report import __main__ as command
 from h2o_lab.report import page as page_module
-from h2o_lab.report.charts import HOLLOW_GLYPHS, INK, Point, looks
+from h2o_lab.report.charts import INK
 from h2o_lab.report.page import page
-from h2o_lab.report.words import cut, sample_text, signed
 from h2o_lab.results import open_result
-from h2o_lab.results.look import LOOK
-from h2o_lab.results.metrics import is_share, normal, smaller_is_better, wilson
+
+__all__ = ["sweep"]  # a fixture
 
 EVIL = "<script>alert('x')</script>"
-VOID = {"meta", "br", "img", "path", "use", "rect", "line", "circle", "polygon"}
-
-
-class Reader(HTMLParser):
-    """The tables, texts and addresses of a page, and whether its elements close in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tables, self.links, self.scripts, self.words = [], [], [], 0, []
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.links += [value for name, value in attrs if name in ("src", "href", "data", "srcset", "xlink:href")]
-        self.scripts += tag == "script"
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        if tag not in VOID:
-            self.open.append((tag, given))
-
-    def handle_startendtag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-    def handle_endtag(self, tag):
-        if tag not in VOID:
-            assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        inside = [tag for tag, _ in self.open]
-        if "td" in inside or "th" in inside:
-            self.tables[-1][-1][-1] += data
-        if not {"style", "script"} & set(inside):
-            self.words.append(data)
-
-
-def read(html):
-    reader = Reader()
-    reader.feed(html)
-    assert reader.open == []
-    return SimpleNamespace(
-        text=" ".join(" ".join(reader.words).split()),
-        tables=[[[" ".join(cell.split()) for cell in row] for row in table] for table in reader.tables],
-        links=reader.links,
-        scripts=reader.scripts,
-    )
 
 
 def written(*folders, out=None, title=None):
     return read(page(folders, out or folders[0] / "report.html", title))
-
-
-def cell(folder, right, policy="h2o", budget=0.2, **changes):
-    """A finished cell whose questions were answered right (1) or wrong (0)."""
-    result = open_result(folder)
-    count = len(right)
-    mean = sum(right) / count
-    error = (mean * (1 - mean) / (count - 1)) ** 0.5
-    samples = [{"doc_id": i, "acc": value} for i, value in enumerate(right)]
-    known = {"model": "m", "task": "piqa", "policy": policy, "budget": budget, "main_metric": "acc"}
-    known |= {"metrics": {"acc": mean, "acc_stderr": error}, "samples": count}
-    known |= {"kv_bytes": {"resident_mean": 2**20 * (budget or 1)}, "tokens_per_second": 99.5}
-    known |= {"overrides": [f"policy={policy}", f"budget={budget}"], "k": {"mean": 20.0}} | changes
-    result.write_samples(known.pop("lines", samples))
-    result.write_config(known.pop("config", {"task": {"name": "piqa", "limit": 8}}))
-    result.finish(known)
-    return folder
-
-
-@pytest.fixture
-def sweep(tmp_path):
-    """Full, two cells of h2o, one that failed and one damaged file."""
-    cell(tmp_path / "0", [1, 1, 0, 1, 1, 0, 1, 1], policy="full", budget=None)
-    cell(tmp_path / "1", [1, 0, 0, 1, 1, 0, 1, 0])
-    cell(tmp_path / "2", [1, 1, 0, 1, 1, 0, 1, 1], budget=0.5)
-    try:
-        raise ValueError("no weights")
-    except ValueError as error:
-        known = {"model": "m", "task": "piqa", "policy": "local", "budget": 0.2}
-        open_result(tmp_path / "3").fail(error, known)
-    (tmp_path / "4").mkdir()
-    (tmp_path / "4" / "result.json").write_text("{")
-    return tmp_path
 
 
 def test_the_table_has_score_interval_difference_memory_and_speed(sweep):
@@ -338,92 +252,3 @@ def test_axes_count_what_budgets_are_given_in(tmp_path):
     assert ">budget, tokens<" in html(tmp_path / "tokens")
     cell(tmp_path / "tokens" / "2", [0, 1], budget=0.2)
     assert ">budget, entries (mean k)<" in html(tmp_path / "tokens")
-
-
-def test_policies_without_a_look_of_their_own_differ_in_colour_or_marker():
-    point = [Point(0.2, None, 0.5, None)]
-    names = ["full", "h2o", *(f"other {number}" for number in range(20))]
-    made = looks([(name, name, point) for name in names] + [("h2o seed=1", "h2o", point)])
-    assert (made[0].ink, made[0].glyph) == ("currentColor", "●")
-    assert made[-1].colour == made[1].colour
-    assert made[-1].dashes != made[1].dashes
-    others = {(each.colour, each.glyph) for each in made[2:-1]}
-    assert len(others) == 20
-    assert {glyph for _, glyph in others} <= set(HOLLOW_GLYPHS.values())
-
-
-def test_intervals():
-    assert [round(each, 4) for each in wilson(0.5, 10)] == [0.2366, 0.7634]
-    assert all((wilson(0.0, count).low, wilson(1.0, count).high) == (0, 1) for count in range(1, 300))
-    assert [round(each, 2) for each in normal(3.0, 1.0)] == [1.04, 4.96]
-    assert is_share(0.75, (0.75 * 0.25 / 7) ** 0.5, 8)
-    assert not is_share(0.75, 0.1, 8)
-    assert smaller_is_better("word_perplexity,none")
-    assert not smaller_is_better("acc")
-
-
-def test_words():
-    assert (signed(-0.0001), signed(0.5), signed(-0.25)) == ("0.000", "+0.500", "−0.250")
-    assert cut("a b c", 2) == "a … (5 characters in all)"
-    deep = {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}, "many": list(range(9)), "n": 0.123456789}
-    assert sample_text(deep).splitlines()[-1] == "n: 0.123457"
-    assert "… (9 in all)" in sample_text(deep)
-    assert "…" in sample_text({"a": deep})
-
-
-def run(monkeypatch, *arguments):
-    """The code that the command ends with, and what it complains of."""
-    said: list[str] = []
-    monkeypatch.setattr(log, "complain", said.append)
-    monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments)])
-    try:
-        command.main()
-    except SystemExit as ended:
-        return ended.code, said
-    return 0, said
-
-
-def test_the_command_writes_beside_the_results_and_replaces_its_own_page(sweep, monkeypatch):
-    assert run(monkeypatch, sweep) == (0, [])
-    first = (sweep / "report.html").read_text()
-    assert f"<title>{sweep.name}: KV-cache eviction</title>" in first
-    assert run(monkeypatch, sweep, "--title", "Six & seven") == (0, [])
-    assert "<title>Six &amp; seven</title>" in (sweep / "report.html").read_text()
-
-
-def test_several_folders_make_one_page(tmp_path, monkeypatch):
-    store(tmp_path / "a" / "0", policy="h2o")
-    store(tmp_path / "b" / "0", policy="local")
-    out = tmp_path / "new" / "page.html"
-    assert run(monkeypatch, tmp_path / "a", tmp_path / "b", "--out", out) == (0, [])
-    table = read(out.read_text()).tables[0]
-    assert [row[0] for row in table[1:]] == ["h2o", "local"]
-
-
-def test_nothing_but_a_report_is_overwritten(sweep, monkeypatch):
-    result = sweep / "0" / "result.json"
-    before = result.read_bytes()
-    code, (said,) = run(monkeypatch, sweep, "--out", result)
-    assert code == 2
-    assert "is there already and no report" in said
-    assert result.read_bytes() == before
-    code, (said,) = run(monkeypatch, sweep, "--out", sweep / "0")
-    assert code == 2
-    code, (said,) = run(monkeypatch, sweep, "--out", result / "x.html")
-    assert (code, "Cannot write" in said) == (2, True)
-
-
-def test_a_folder_without_results_is_one_sentence(tmp_path, monkeypatch):
-    code, (said,) = run(monkeypatch, tmp_path)
-    assert code == 2
-    assert said.startswith("No result.json in or below")
-    code, (said,) = run(monkeypatch, tmp_path / "nowhere")
-    assert (code, said) == (2, f"There is no file or folder {tmp_path / 'nowhere'} to read results from.")
-
-
-def test_every_look_has_a_glyph_and_no_two_policies_the_same():
-    names = list(LOOK)
-    made = looks([(name, name, []) for name in names])
-    assert all(each.glyph for each in made)
-    shown = {(each.colour, each.marker, each.hollow, each.dashes) for each in made}
-    assert len(shown) == len(names)

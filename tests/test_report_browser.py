@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from test_report import cell, read
+from report_pages import cell, read
 
 from h2o_lab.report.page import page
 

@@ -1,85 +1,20 @@
 """`python -m h2o_lab.verify`: a result's first samples come again, and what has changed is noticed."""
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from conftest import random_model
-from rich.console import Console
-from test_plan import furnish, small
-from test_run import surroundings
+from furnished import small
+from verify_cases import CELLS, STREAM, changed, computed, lines, scaled, store, workplace
 
-from h2o_lab import compute, log
 from h2o_lab.errors import UserError
-from h2o_lab.plan.cells import planned
-from h2o_lab.results import open_result
-from h2o_lab.verify import __main__ as command
 from h2o_lab.verify.compare import Difference, compare_samples, differences, name_of_sample
-from h2o_lab.verify.report import ROWS, show
-from h2o_lab.verify.verification import Verification, verify
+from h2o_lab.verify.verification import verify
 
-STREAM = ["task=text", "task.path={}/book.txt", "task.mode=streaming", "task.chunk=32", "task.every=50"]
-WINDOWS = ["task=text", "task.path={}/book.txt"]
-LM_EVAL = ["task=lm_eval", "task.name=asks", "task.num_fewshot=0", "budget=0.5"]
-CELLS = {
-    "questions": ["task.num_fewshot=2", "policy=h2o", "budget=0.3", "task.limit=16"],
-    "all questions": ["task.num_fewshot=2", "policy=full", "task.limit=null"],
-    "questions with contexts that differ": ["task=winogrande", "task.num_fewshot=1", "policy=h2o", "budget=0.4"],
-    "lm-eval's log-likelihoods": [*LM_EVAL, "task.include_path={}/loglikelihood"],
-    "lm-eval's rolling texts": [*LM_EVAL, "task.include_path={}/loglikelihood_rolling"],
-    "lm-eval's texts": [*LM_EVAL, "task.include_path={}/generate_until"],
-    "summaries that are drawn": [
-        *["task=xsum", "task.num_fewshot=1", "prefill=full", "policy=h2o", "budget=0.5", "task.max_new_tokens=8"]
-    ],
-    "a fact at several depths": [
-        *["task=needle", "task.size=60", "task.limit=4", "task.depths=[0,0.5,1]", "policy=streaming", "budget=0.5"]
-    ],
-    "pairs that are drawn": ["task=kv_retrieval", "data=packaged", "data.dir=null", "task.size=2", "policy=full"],
-    "windows": [*WINDOWS, "task.window=80", "policy=h2o", "budget=0.2"],
-    "windows that overlap": [*WINDOWS, "task.window=80", "task.stride=30", "policy=fixed", "budget=0.3"],
-    "windows of a part": [*WINDOWS, "task.window=80", "task.tokens=250", "policy=h2o", "budget=0.2"],
-    "a stream with a share of its tokens": [*STREAM, "policy=h2o", "budget=0.3"],
-    "a stream with a pattern": [*STREAM, "policy=strided", "budget=0.3"],
-    "a stream with another pattern": [*STREAM, "policy=fixed_h2", "budget=0.3"],
-    "a stream with a pattern of its own": [*STREAM, "policy=strided", "budget=0.3", "policy.stride=7"],
-    "a stream with a number of tokens": [*STREAM, "policy=strided", "budget_tokens=60"],
-    "a stream that keeps everything": [*STREAM, "policy=full"],
-    "a stream behind a prompt in full": [*STREAM, "policy=h2o", "budget=0.3", "prefill=full", "task.tokens=400"],
-    "a short stream": [*STREAM, "policy=h2o", "budget=0.3", "task.tokens=120"],
-}
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory) -> Path:
-    """A furnished folder."""
-    return furnish(tmp_path_factory.mktemp("verify"))
-
-
-def store(words: list[str], folder: Path) -> Path:
-    """Compute the one cell of these overrides into a folder, as a run does."""
-    (cell,) = planned(words)
-    compute.compute(cell.cfg, cell.plan, open_result(folder), words, "group", "name")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def computed(workplace):
-    """The folder of a cell of `CELLS`, computed once."""
-
-    def folder(case: str) -> Path:
-        place = workplace / "results" / case.replace(" ", "_")
-        return place if place.exists() else store(small(workplace, *CELLS[case]), place)
-
-    return folder
-
-
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+__all__ = ["changed", "computed", "workplace"]  # fixtures
 
 
 @pytest.mark.parametrize("case", CELLS)
@@ -135,34 +70,6 @@ def test_nothing_is_written(workplace, tmp_path):
 
 
 # What has changed
-
-
-@pytest.fixture
-def changed(computed, tmp_path):
-    """A copy of the questions' result whose samples, record or configuration were changed by a function."""
-
-    def copy(file: str, change) -> Path:
-        folder = shutil.copytree(computed("questions"), tmp_path / "copy")
-        place = folder / file
-        if file == "samples.jsonl":
-            samples = lines(folder)
-            change(samples)
-            place.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-        else:
-            read, write = (yaml.safe_load, yaml.safe_dump) if file == "config.yaml" else (json.loads, json.dumps)
-            content = read(place.read_text())
-            change(content)
-            place.write_text(write(content))
-        return folder
-
-    return copy
-
-
-def scaled(sample: int, by: float):
-    def change(samples):
-        samples[sample]["choices"][1]["logprob"] *= by
-
-    return change
 
 
 @pytest.mark.parametrize(
@@ -263,89 +170,6 @@ def test_relative_paths_count_from_where_the_run_was_started(workplace, tmp_path
     assert verify(moved, 2).same
 
 
-# What cannot be verified
-
-
-def spoil(folder: Path, how: str) -> Path:
-    if how == "no result":
-        (folder / "result.json").unlink()
-    elif how == "a sweep":
-        (folder / "0").mkdir()
-        (folder / "result.json").rename(folder / "0" / "result.json")
-    elif how == "a broken result":
-        (folder / "result.json").write_text('{"schema"')
-    elif how == "another schema":
-        (folder / "result.json").write_text('{"schema": 99, "status": "finished"}')
-    elif how == "no configuration":
-        (folder / "config.yaml").unlink()
-    elif how == "a list as configuration":
-        (folder / "config.yaml").write_text("- 1\n")
-    elif how == "no samples":
-        (folder / "samples.jsonl").write_text("")
-    else:
-        (folder / "samples.jsonl").write_text("{")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("no result", r"holds no result.json: name the folder of one result \(a run writes one\)"),
-        ("a sweep", r"holds no result.json.*there are 1 below it, such as .*0\)"),
-        ("a broken result", "result.json cannot be read"),
-        ("another schema", "is no result of schema 1"),
-        ("no configuration", "config.yaml cannot be read"),
-        ("a list as configuration", "config.yaml cannot be read"),
-        ("no samples", "samples.jsonl is empty"),
-        ("broken samples", "samples.jsonl cannot be read"),
-    ],
-)
-def test_a_spoilt_folder_is_one_sentence(changed, how, message):
-    folder = spoil(changed("result.json", lambda record: None), how)
-    with pytest.raises(UserError, match=message):
-        verify(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        (
-            "result.json",
-            lambda record: record.update(status="failed", error="it broke"),
-            r"a failed run \(it broke\)",
-        ),
-        ("config.yaml", lambda cfg: cfg.update(unknown=1), "does not fit this version of h2o_lab: .*unknown"),
-        ("config.yaml", lambda cfg: cfg["task"].update(kind="riddles"), "config.yaml cannot be read"),
-        (
-            "config.yaml",
-            lambda cfg: cfg["data"].update(dir="/nowhere/data"),
-            "data.dir=/nowhere/data is not a folder",
-        ),
-        ("config.yaml", lambda cfg: cfg["model"].update(path="gone"), "model.path=gone counts from the folder"),
-        ("config.yaml", lambda cfg: cfg["policy"].update(_target_="h2o_lab.no.Where"), "cannot be built"),
-    ],
-)
-def test_a_result_that_cannot_be_computed_again_is_one_sentence(changed, file, change, message):
-    with pytest.raises(UserError, match=message):
-        verify(changed(file, change), 1)
-
-
-def test_a_pattern_that_differs_by_layer_cannot_be_cut_short(workplace):
-    words = small(workplace, *STREAM, "policy=strided", "policy.taper=0.5", "budget=0.3")
-    folder = store(words, workplace / "results" / "tapered")
-    with pytest.raises(UserError, match="unless policy.stride is set"):
-        verify(folder, 2)
-    assert verify(folder, 1000).same
-
-
-def test_settings_out_of_range_are_one_sentence(computed):
-    with pytest.raises(UserError, match="--samples=0 is out of range"):
-        verify(computed("windows"), 0)
-    for tolerance in (-1.0, float("nan")):
-        with pytest.raises(UserError, match="--tolerance=.* is out of range"):
-            verify(computed("windows"), 1, tolerance=tolerance)
-
-
 # Comparing
 
 
@@ -379,73 +203,3 @@ def test_samples_are_matched_by_their_place_not_by_their_number():
     assert compare_samples(stored, now) == []
     assert compare_samples(stored, [now[1] | {"text": "x"}]) == [Difference("0, depth 1", "text", "01.0", "x")]
     assert compare_samples(stored[:3], now)[0].stored == "absent"
-
-
-# The command
-
-
-def shown(found) -> str:
-    console = Console(width=160)
-    with console.capture() as capture:
-        show(found, console)
-    return " ".join(capture.get().split())
-
-
-def test_the_report_says_what_differs_and_by_how_much(changed):
-    folder = changed("samples.jsonl", scaled(1, 1.25))
-    found = verify(folder, 3)
-    said = shown(found)
-    (sample,) = [line for line in said.split("│ 1 │") if "choices.1.logprob" in line]
-    assert "2.0e-01" in sample
-    assert "3 of 16 samples were computed again (0 to 2), 1 of them different" in said
-    assert "numbers within 0.0001 of the larger" in said
-
-
-def test_long_texts_are_shown_from_where_they_differ():
-    one, other = "a" * 100 + "b" * 100, "a" * 100 + "c" * 100
-    found = Verification(9, ["0"], [Difference("0", "text", one, other)], [], 1e-4)
-    said = shown(found)
-    for letter in "bc":
-        assert "…" + "a" * 12 + letter * 48 + "…" in said
-
-
-def test_of_many_differences_the_first_are_shown():
-    many = [Difference(str(i), "text", "a", "b") for i in range(ROWS + 5)]
-    said = shown(Verification(99, [str(i) for i in range(ROWS + 5)], many, [], 1e-4))
-    assert "and 5 more" in said
-    assert f"│ {ROWS - 1} │ text │ a │ b │" in said
-    assert f"│ {ROWS} │" not in said
-
-
-@pytest.mark.parametrize(
-    ("change", "code"), [(scaled(0, 1.0), 0), (scaled(0, 2.0), 1), (lambda samples: samples.clear(), 2)]
-)
-def test_the_exit_code_says_how_it_came_out(changed, monkeypatch, change, code):
-    monkeypatch.setattr(log, "set_up", lambda: None)
-    with pytest.raises(SystemExit) as end:
-        command.main([str(changed("samples.jsonl", change)), "--samples", "2"])
-    assert end.value.code == code
-
-
-def test_a_defect_counts_as_not_verified(computed, monkeypatch, caplog):
-    def broken(*args):
-        raise ZeroDivisionError
-
-    from h2o_lab.verify import verification
-
-    monkeypatch.setattr(log, "set_up", lambda: None)
-    monkeypatch.setattr(verification, "run_cell", broken)
-    with pytest.raises(SystemExit) as end:
-        command.main([str(computed("windows"))])
-    assert end.value.code == 2
-    assert "its samples cannot be computed" in caplog.text
-
-
-def test_the_command_runs_from_anywhere(computed, tmp_path):
-    words = [sys.executable, "-m", "h2o_lab.verify", str(computed("questions")), "--samples", "2"]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=surroundings(tmp_path), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 of 16 samples were computed again (0 to 1), all the same" in done.stdout
-    assert list(tmp_path.iterdir()) == []
