@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import torch
 
-from h2o_lab.attention.arrays import Angles, Entries, Rule, Tokens
+from h2o_lab.attention.arrays import NOTHING, Angles, Entries, Rule, Tokens
 from h2o_lab.attention.rolling import moved_logits, places_by_age, rotate
 from h2o_lab.attention.rules import LAST, MEAN, account, normalise, pattern_floor, to_guards, to_means, victim
 from h2o_lab.attention.simd import FAST
@@ -39,16 +39,17 @@ def attend(
 ) -> torch.Tensor:
     """See `h2o_lab.attention.executors.attend`; T is 1, and `fits` holds."""
     out = torch.zeros(*q.shape[:3], v.shape[-1])
+    shared = state.policy.scope != "head"
     _step(
         Tokens.of(q, k, v, valid, static, None),
         Entries.of(state),
         Rule.of(state, static, None),
         Angles.of(state, valid, 0),
-        state.policy.scope != "head",
+        np.zeros(state.positions.shape, np.float32) if shared else NOTHING,
+        shared,
         np.float32(scale),
         out.numpy(),
     )
-    state.seen = state.seen + valid[:, 0]
     return out
 
 
@@ -72,21 +73,19 @@ def _mix(out, row, values, start, end):
 
 
 @numba.njit(parallel=True, cache=True)
-def _step(tokens, entries, rule, angles, shared, scale, out):
+def _step(tokens, entries, rule, angles, gains, shared, scale, out):
     batch, heads = entries.keys.shape[:2]
-    gains = np.zeros((batch, heads, entries.keys.shape[2] if shared else 0), np.float32)
     for lane in numba.prange(batch * heads):
         b, h = lane // heads, lane % heads
         if tokens.valid[b, 0]:  # in a function: Numba may drop what prange writes to the arrays of a tuple
-            _serve(tokens, entries, rule, angles, shared, scale, gains[b, h], out, b, h)
-    if shared:
-        for b in range(batch):
-            if tokens.valid[b, 0]:
-                _credit(entries, rule, gains[b], b)
+            _serve(tokens, entries, rule, angles, gains, shared, scale, out, b, h)
+    for b in range(batch):
+        if tokens.valid[b, 0]:
+            _count(entries, rule, gains, shared, b)
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _serve(tokens, entries, rule, angles, shared, scale, gains, out, b, h):
+def _serve(tokens, entries, rule, angles, gains, shared, scale, out, b, h):
     """What one lane does: make room, insert, attend, account."""
     heads = tokens.k.shape[1]
     group = tokens.q.shape[1] // heads
@@ -112,7 +111,7 @@ def _serve(tokens, entries, rule, angles, shared, scale, gains, out, b, h):
     for g in range(group):
         normalise(weights[g], alive, received, end, g == 0, rule.by_max, False, np.float32(0.0))
     if shared:
-        gains[:end] = received
+        gains[b, h, :end] = received
     else:
         account(entries.scores[b, h], received, end, rule.priority == LAST)
     for start in range(0, end, TILE):
@@ -163,12 +162,13 @@ def _rolled_products(weights, q, keys, positions, alive, angles, end, scale, b, 
 
 
 @numba.njit(cache=True)
-def _credit(entries, rule, gains, b):
-    """Let the entries of all heads grow by what they received together."""
-    heads = len(gains)
-    end = min(entries.seen[b] + 1, entries.caps[b, 0])
-    total = gains[0]
-    for h in range(1, heads):
-        account(total, gains[h], end, False)
-    for h in range(heads):
-        account(entries.scores[b, h], total, end, rule.priority == LAST)
+def _count(entries, rule, gains, shared, b):
+    """Count a sequence's token; where its heads keep the same, let all grow by what they received together."""
+    entries.seen[b] += 1
+    if shared:
+        heads = gains.shape[1]
+        end = min(entries.seen[b], entries.caps[b, 0])
+        for h in range(1, heads):
+            account(gains[b, 0], gains[b, h], end, False)
+        for h in range(heads):
+            account(entries.scores[b, h], gains[b, 0], end, rule.priority == LAST)
