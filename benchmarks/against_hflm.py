@@ -18,7 +18,7 @@ from io import StringIO
 from typing import Any
 
 import torch
-from charts import bars, save
+from charts import dots, save
 from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.models.huggingface import HFLM
 from models import console, interleaved, median_ratio, packaged_model, record
@@ -99,7 +99,7 @@ def main() -> None:
         table.add_row(row["task"], row["examples"], row["who"], *numbers, off)
     console.print(table)
     ours = {", ".join([r["task"], r["examples"], r["who"]]): r["over_hflm"] for r in rows if r["who"] != THEIRS}
-    save(bars(list(ours), list(ours.values()), "questions per second / HFLM's", at=1), args.chart)
+    save(dots(list(ours), list(ours.values()), "questions per second / HFLM's", at=1), args.chart)
     record(args, "against_hflm", ours, rows)
 
 

@@ -1,4 +1,4 @@
-"""Charts of benchmarks: lines over a size, or bars, with the command in the file's metadata."""
+"""Charts of benchmarks: lines over a size, or a dot for each name, with the command in the file's metadata."""
 
 from __future__ import annotations
 
@@ -54,18 +54,22 @@ def lines(
     return figure
 
 
-def bars(names: Sequence[str], numbers: Sequence[float], label: str, at: float) -> Figure:
-    """A horizontal bar for each name, from the top, with its number; `at` is a number to mark."""
+def dots(names: Sequence[str], numbers: Sequence[float], label: str, at: float) -> Figure:
+    """A line for each name, from the top, with its number on a logarithmic axis; `at` is a number to mark."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 0.7 + 0.19 * len(names)))
         ax = figure.subplots()
-        drawn = ax.barh(range(len(names)), numbers, color=OTHERS[0].colour, height=0.7)
-        ax.bar_label(drawn, [f"{number:.2f}" for number in numbers], padding=2, fontsize=7)
         ax.axvline(at, color="#666666", linewidth=0.8, linestyle=":")
+        ax.plot(numbers, range(len(names)), linestyle="", color=OTHERS[0].colour, marker="o")
+        for place, number in enumerate(numbers):
+            ax.annotate(
+                f"{number:.2f}", (number, place), (5, 0), textcoords="offset points", fontsize=7, va="center"
+            )
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         ax.set_yticks(range(len(names)), names)
         ax.invert_yaxis()
         ax.margins(x=0.12, y=0.02)
-        ax.grid(visible=False, axis="y")
         ax.set_xlabel(label)
     return figure
 

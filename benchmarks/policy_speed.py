@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from charts import bars, save
+from charts import dots, save
 from models import console, interleaved, median_ratio, packaged_model, record
 from rich.table import Table
 from transformers import PreTrainedModel
@@ -84,7 +84,7 @@ def main() -> None:
     console.print(table)
     names = [label(row) for row in rows]
     ratios = [row["over_h2o"] for row in rows]
-    save(bars(names, ratios, "time / h2o's time", at=1), args.chart)
+    save(dots(names, ratios, "time / h2o's time", at=1), args.chart)
     record(args, "policy_speed", dict(zip(names, ratios, strict=True)), rows)
 
 
