@@ -99,6 +99,19 @@ def test_largest_takes_the_last_of_equal_values():
     assert largest(values, torch.tensor([0, 9])).sum(dim=-1).tolist() == [[0], [5]]
 
 
+def test_largest_is_the_head_of_a_sort():
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randint(5, (2, 40, 9), generator=draw).float()
+    values[torch.rand(values.shape, generator=draw) < 0.3] = -torch.inf
+    for counts in ([1, 3], [4, 8], [9, 12]):
+        chosen = largest(values, torch.tensor(counts))
+        for b, count in enumerate(counts):
+            for row, found in zip(values[b].tolist(), chosen[b], strict=True):
+                finite = [(value, place) for place, value in enumerate(row) if value > -torch.inf]
+                best = sorted(place for _, place in sorted(finite, reverse=True)[:count])
+                assert found.nonzero().flatten().tolist() == best
+
+
 @torch.no_grad()
 @every_executor
 def test_column_sums_are_those_of_full_attention(executor):
