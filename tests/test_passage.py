@@ -76,6 +76,23 @@ def test_positions_roll_on_when_the_frame_is_set_back(policy, rotary, parts):
     compare(*fed, torch.arange(length) >= 60, atol=1e-5)
 
 
+def test_values_of_another_dtype_than_keys_are_kept():
+    """As under autocast, where keys are rotated in float32."""
+    ways = compiled.attend, reference.attend
+    fed = [feed(way, H2O(), [20], 2, 8, torch.float32, 0, [100, 1, 1, 1], values=torch.bfloat16) for way in ways]
+    compare(*fed, torch.arange(103) >= 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scope", ["head", "layer"])
+def test_whatever_padding_has_is_not_looked_at(scope):
+    policy = H2O(scope=scope)
+    fed = [
+        feed(compiled.attend, policy, [20, 9], 2, 8, torch.float32, 40, [100, 1], padded_with=number)
+        for number in (0.0, torch.nan)
+    ]
+    compare(*fed, torch.arange(101) >= 40, atol=0)
+
+
 def compare(ours, theirs, given: torch.Tensor, atol: float) -> None:
     """States and outputs of two ways to feed the same tokens; outputs of padding do not count."""
     states, outputs = zip(ours, theirs, strict=True)
@@ -114,21 +131,26 @@ def feed(
     padding: int,
     calls: list[int],
     rotary: Rotary | None = None,
+    values: torch.dtype | None = None,
+    padded_with: float = 0.0,
 ) -> tuple[LayerState, torch.Tensor]:
     """Tokens in several calls, the first sequence padded on the left; three KV heads."""
     kernel.ready()
     draw, length = torch.Generator().manual_seed(0), sum(calls)
     q = torch.randn(len(k), 3 * group, length, size, generator=draw).to(dtype)
-    keys, values = torch.randn(2, len(k), 3, length, size, generator=draw).to(dtype)
+    keys, mixed = torch.randn(2, len(k), 3, length, size, generator=draw).to(dtype)
+    mixed = mixed.to(values or dtype)
+    for x in (q, keys, mixed):
+        x[0, :, :padding] = padded_with
     valid = torch.ones(len(k), length, dtype=torch.bool)
     valid[0, :padding] = False
     caps = Caps.of(policy, k, [length] * len(k))
-    state = LayerState.empty(policy, caps, keys, values, record=True, rotary=rotary)
+    state = LayerState.empty(policy, caps, keys, mixed, record=True, rotary=rotary)
     outputs, start = [], 0
     for tokens in calls:
         now = slice(start, start + tokens)
         state.reserve(int((state.seen + valid[:, now].sum(dim=1)).max()))
-        part = (x[:, :, now] for x in (q, keys, values))
+        part = (x[:, :, now] for x in (q, keys, mixed))
         outputs.append(way(*part, state, scale=size**-0.5, valid=valid[:, now], static=None))
         start += tokens
     return state, torch.cat(outputs, dim=2)

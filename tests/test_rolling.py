@@ -135,6 +135,26 @@ def test_executors_and_chunks_agree_beyond_the_trained_context():
     torch.testing.assert_close(plain, whole, atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("caps", [[100, 9], [16, 300]])
+@pytest.mark.parametrize("chunks", [[150], [30, 20, 100], [1] * 150], ids=["chunk", "chunks", "steps"])
+def test_frequencies_follow_the_entries_held_token_by_token(kind, caps, chunks):
+    """Beyond 64 entries (longrope), or 256 (dynamic, here 32), frequencies are others: at once, at any chunking."""
+    model = llama(**SCALINGS[kind])
+    if kind == "dynamic":
+        model.model.rotary_emb.original_max_seq_len = model.config.max_position_embeddings = 32
+        model.model.rotary_emb.max_seq_len_cached = 32
+    assert not Rotary(model).steady(9, 100)
+    tokens = Tokens.draw(length=150)
+    tokens.valid[1, 20:] = False
+    outs = [
+        feed(fresh(H2O(), tokens, caps, rotary=Rotary(model)), tokens, executor, how)
+        for executor, how in (("reference", [150]), ("numba", chunks))
+    ]
+    given = tokens.valid[:, None, :, None].expand_as(outs[0])
+    torch.testing.assert_close(outs[1][given], outs[0][given], atol=1e-5, rtol=0)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("prefill", ["evict", "full"])
 def test_generation_rolls(prefill):

@@ -124,5 +124,5 @@ class Angles(NamedTuple):
         """Of all ranks by age that new tokens meet, and of `room` positions more; a stand-in where none roll."""
         if state.rotary is None:
             return cls(NOTHING[0], NOTHING[0])
-        held = min(int((state.seen + valid.sum(dim=1)).max()), int(state.caps.k.max()))
+        held = int(torch.minimum(state.seen + valid.sum(dim=1), state.caps.k).max())
         return cls(*(table.numpy() for table in state.rotary.tables(held + room, held, state.keys.device)))

@@ -5,9 +5,6 @@ import torch
 from h2o_lab.attention import passage, step
 from h2o_lab.attention.state import LayerState
 
-SPAN = 64
-"""Tokens of a pass where the frequencies of rotation follow the entries held."""
-
 
 def attend(
     q: torch.Tensor,
@@ -26,9 +23,6 @@ def attend(
     """
     if step.fits(q, state, normaliser):
         return step.attend(q, k, v, state, scale=scale, valid=valid, static=static)
-    whole = max(q.shape[2], 1)
-    length = SPAN if state.rotary is not None and state.rotary.changing else whole
-    parts = [slice(start, start + length) for start in range(0, whole, length)]
     outputs = [
         passage.attend(
             q[:, :, part],
@@ -40,6 +34,18 @@ def attend(
             static=static[:, :, part] if static is not None else None,
             normaliser=normaliser[:, :, part] if normaliser is not None else None,
         )
-        for part in parts
+        for part in _parts(state, valid)
     ]
     return torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
+
+
+def _parts(state: LayerState, valid: torch.Tensor) -> list[slice]:
+    """All tokens, or one at a time as long as the cache grows and the frequencies of rotation follow it."""
+    length = valid.shape[1]
+    if state.rotary is None:
+        return [slice(length)]
+    held = torch.minimum(state.seen[:, None] + valid.cumsum(dim=1), state.caps.k[:, None]).amax(dim=0)
+    if length == 0 or state.rotary.steady(state.width, int(held[-1])):
+        return [slice(length)]
+    growing = int((held < held[-1]).sum()) + 1
+    return [slice(at, at + 1) for at in range(growing)] + [slice(growing, length)] * (growing < length)

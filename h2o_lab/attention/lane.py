@@ -103,7 +103,9 @@ def enter(tokens, caps, rule, angles, work, worker, lane, held, b, first, start,
             work.ahead[lane] += tokens.valid[b, token]
         if rule.ranked:
             work.ranks[lane, column] = tokens.static[b, first, token] if rule.static else np.float32(0.0)
-        now += tokens.valid[b, token]
+        if not tokens.valid[b, token]:
+            continue  # whatever a padding token has is not looked at: it may be NaN
+        now += 1
         for h in range(work.rows.shape[1]):
             head = first + h
             _to_row(work.rows[lane, h], column, tokens.v[b, head, token])

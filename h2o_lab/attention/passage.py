@@ -109,7 +109,7 @@ def attend(
     batch, heads = k.shape[:2]
     lanes = batch * (heads if state.policy.scope == "head" else 1)
     counts = valid.sum(dim=1)
-    held = min(int((state.seen + counts).max()), int(state.caps.k.max()))
+    held = int(torch.minimum(state.seen + counts, state.caps.k).max())
     order = turns(lanes, numba.get_num_threads())
     out = torch.empty(*q.shape[:3], v.shape[-1])
     slots = np.full(k.shape[:3], NOWHERE, np.int64)

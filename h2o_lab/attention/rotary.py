@@ -39,7 +39,6 @@ class Rotary:
         self.module = modules[0]
         self.device = cast(torch.Tensor, self.module.inv_freq).device
         self.changing = getattr(self.module, "rope_type", "default") in CHANGING
-        """Whether frequencies follow the entries held."""
         self._frequencies: torch.Tensor | None = None
         self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self._check_convention(model)
@@ -56,12 +55,9 @@ class Rotary:
             Two float32 [N, R / 2] with N >= size, R being the rotated dimensions.
         """
         if self._frequencies is None or self.changing:
-            # forward, not the module itself: in a context, its hook sets positions to zero
-            ends = torch.tensor([[0, span - 1]], device=self.device)
-            self.module.forward(torch.zeros(1, device=self.device), ends)
-            frequencies = cast(torch.Tensor, self.module.inv_freq).float()
+            frequencies = self._frequencies_at(span)
             if self._frequencies is None or not torch.equal(frequencies, self._frequencies):
-                self._frequencies, self._tables = frequencies.clone(), {}
+                self._frequencies, self._tables = frequencies, {}
         have = self._tables.get(device)
         if have is None or len(have[0]) < size:
             rows = torch.arange(-(-size // ROWS) * ROWS, device=self.device)
@@ -86,6 +82,18 @@ class Rotary:
         x = x.float()
         a, b = x[..., :half], x[..., half : 2 * half]
         return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], dim=-1)
+
+    def steady(self, before: int, after: int) -> bool:
+        """Whether frequencies stay the same while the longest cache of a batch grows by so many entries."""
+        if not self.changing:
+            return True
+        return torch.equal(self._frequencies_at(max(before, 1)), self._frequencies_at(max(after, 1)))
+
+    def _frequencies_at(self, span: int) -> torch.Tensor:
+        # forward, not the module itself: in a context, its hook sets positions to zero
+        for last in (0, span - 1):  # some modules forget a longer text only where they meet a short one
+            self.module.forward(torch.zeros(1, device=self.device), torch.tensor([[0, last]], device=self.device))
+        return cast(torch.Tensor, self.module.inv_freq).float().clone()
 
     def _check_convention(self, model: torch.nn.Module) -> None:
         """Compare with the function by which the model itself rotates."""

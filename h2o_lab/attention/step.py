@@ -23,8 +23,9 @@ TILE = 64
 
 
 def fits(q: torch.Tensor, state: LayerState, normaliser: torch.Tensor | None) -> bool:
-    """Whether this is such a case: one token, in float32."""
-    return q.shape[2] == 1 and q.dtype == state.keys.dtype == torch.float32 and normaliser is None
+    """Whether this is such a case: one token, all in float32."""
+    alike = q.dtype == state.keys.dtype == state.values.dtype == torch.float32
+    return q.shape[2] == 1 and alike and normaliser is None
 
 
 def attend(
