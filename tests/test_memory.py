@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import FAMILIES, random_model
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
@@ -17,6 +16,7 @@ from h2o_lab.attention import EvictionCache, eviction_attention
 from h2o_lab.errors import UserError
 from h2o_lab.memory import kv_bytes, largest_batch, number_bytes, weight_bytes
 from h2o_lab.policies import H2O, Full
+from tests.support.models import FAMILIES, random_model
 
 OPT_30B = OPTConfig(
     num_hidden_layers=48,
